@@ -1,11 +1,11 @@
 """The process daemon: one process per container that starts ranks and outlives the tasks.
 
-A task's process starts the daemon as `python -m hopsgpu.agent.process_daemon DIRECTORY PIDFD LOCK
-WARM`. The daemon leaves the session of that process and has init as its parent. It ends, with all
-its descendants, when the process behind PIDFD (the executor's JVM) ends. LOCK is a descriptor that
-has the lock of the start (`daemon_start`). WARM is a descriptor of a file with the spec of a fork
-server to start at once, or null. To each client of the unix socket `socket` in DIRECTORY the daemon
-sends `token` and `pid`, and then it receives
+A task starts the daemon as `python -m hopsgpu.agent.process_daemon DIRECTORY PIDFD LOCK WARM`. The
+daemon leads a session, and has init as its parent. It ends, with all its descendants, when the
+process behind PIDFD (the executor's JVM) ends. LOCK is a descriptor that has the lock of the start
+(`daemon_start`). WARM is a descriptor of a file with the spec of a fork server to start at once, or
+null. To each client of the unix socket `socket` in DIRECTORY the daemon sends `token` and `pid`.
+Then it receives
 
     warm     starts a fork server               → id, warning
     spawn    starts a rank                      → id, pid, warning | id, error, errno; later ended
@@ -32,7 +32,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,13 +77,10 @@ class RankOwner:
 
 
 class DaemonServer:
-    """Serves the tasks of one container; must run in the main thread of its process.
+    """Must run in the main thread of its process.
 
     Args:
-        token: mark of its processes.
-
-    Raises:
-        OSError: there is no short path.
+        token: marks its processes.
     """
 
     def __init__(self, directory: Path, listener: socket.socket, token: str, links: Links) -> None:
@@ -106,14 +103,14 @@ class DaemonServer:
         )
 
     def warm(self, spec: ServerSpec) -> None:
-        """Start a fork server for later ranks; they report if it cannot be used."""
+        """Start a fork server for later ranks, which report if it cannot be used."""
         self._pool.serve(Request(None, "warm", spec, {}, lambda **_: None))
 
     def serve(self, watched: int) -> None:
         """Serve until the process behind a pidfd ends, or SIGTERM; then no descendant is left."""
         try:
             with linux.signal_descriptor([signal.SIGCHLD, signal.SIGTERM]) as arrived:
-                self._when_readable(self._listener, self._accept)
+                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
                 self._selector.register(watched, selectors.EVENT_READ)
                 self._selector.register(arrived, selectors.EVENT_READ)
                 while True:
@@ -140,9 +137,6 @@ class DaemonServer:
         until_deadline = self._pool.seconds_until_due()
         return until_refresh if until_deadline is None else min(until_deadline, until_refresh)
 
-    def _when_readable(self, connection: socket.socket, act: Callable[[], None]) -> None:
-        self._selector.register(connection, selectors.EVENT_READ, act)
-
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
         if peer_user(connection) != os.geteuid():
@@ -151,7 +145,8 @@ class DaemonServer:
         log.debug("a task has connected")
         client = TaskConnection(JsonLineSocket(connection))
         client.lines.send(token=self._token, pid=os.getpid())
-        self._when_readable(connection, functools.partial(self._receive, client))
+        receive = functools.partial(self._receive, client)
+        self._selector.register(connection, selectors.EVENT_READ, receive)
 
     def _receive(self, client: TaskConnection) -> None:
         try:
@@ -209,7 +204,6 @@ class DaemonServer:
         self._pool.serve(Request(client, message["do"], spec, message, reply))
 
     def _make_temporary(self, client: TaskConnection, directory: Path) -> Path:
-        """Create a rank's directory for temporary files, and return its short path."""
         (directory / files.TEMPORARY).mkdir(mode=0o700)
         link = self._links.add(directory)
         client.links.add(link)
@@ -287,7 +281,7 @@ class DaemonServer:
 
 
 def main(directory: Path, watched: int, lock: int, warm: int) -> None:
-    """Become the daemon of a directory that has none; the module describes the arguments."""
+    """Become the daemon of a directory without a daemon; the module describes the arguments."""
     os.chdir(directory)  # the absolute path may exceed the limit of a socket's name
     with os.fdopen(warm, "rb") as file:
         fields = json.load(file)
@@ -307,7 +301,7 @@ def main(directory: Path, watched: int, lock: int, warm: int) -> None:
         os.close(lock)
         linux.reset_signals()
         linux.become_subreaper()
-        # The log must outlive the daemon's directory, which is removed at its end.
+        # The daemon's directory is removed at its end, and the log must stay.
         log_file = own_log.directory(directory.parent) / own_log.daemon_file(os.getpid())
         level = own_log.level_of(os.environ.get(VARIABLE)) or own_log.INFO
         stack.enter_context(own_log.log_to_file(log_file, level))

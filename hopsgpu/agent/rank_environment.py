@@ -13,7 +13,7 @@ from typing import Any
 from hopsgpu.frameworks import VARIABLES
 from hopsgpu.packaging.python_env.environment import RankPython
 
-# Set by Spark or an earlier run in the executor's environment; a rank must not inherit them.
+# Variables of Spark or an earlier run, which a rank must not inherit from the executor.
 _NOT_INHERITED = re.compile(
     r"OMP_NUM_THREADS|PYTHONPATH|PYTHONHASHSEED|PYTHON_WORKER_FACTORY_.*|SPARK_AUTH_.*"
     r"|TORCHELASTIC_.*|GROUP_.*|ROLE_.*|HOPSGPU_PROCESS_DAEMON"
@@ -49,13 +49,13 @@ IMPORT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """The parameters of a fork server; ranks with equal specs share a server.
+    """The parameters of a fork server.
 
     Attributes:
         executable: the Python interpreter.
         environment: the variables that the server's ranks share.
-        modules: modules to import if they exist: top-level modules and their submodules.
-        import_seconds: seconds of imports after which ranks start without the server.
+        modules: top-level modules and submodules to import if they exist.
+        import_seconds: after which ranks start without the server.
     """
 
     executable: str
@@ -65,16 +65,14 @@ class ServerSpec:
 
     @property
     def packages(self) -> frozenset[str]:
-        """The top-level modules."""
         return frozenset(name for name in self.modules if "." not in name)
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """A hashable value, equal for specs with equal servers."""
+        """A hashable value, equal for specs of the same server."""
         return self.executable, tuple(sorted(self.environment.items())), frozenset(self.modules)
 
     def as_fields(self) -> dict[str, Any]:
-        """Return JSON fields, which `from_fields` reads."""
         return {
             "executable": self.executable,
             "environment": dict(self.environment),
@@ -90,10 +88,10 @@ class ServerSpec:
 def rank_environment(
     executor: Mapping[str, str], assigned: Mapping[str, str], python_path: Sequence[str]
 ) -> dict[str, str]:
-    """Return a rank's variables: the assigned ones over those inherited from the executor.
+    """Return a rank's variables: the assigned ones, and others inherited from the executor.
 
-    Directories of caches that this user cannot use are not inherited: an image may name directories
-    of the user that built it.
+    Cache directories that this user cannot use are not inherited: an image may name those of the
+    user that built it.
     """
     kept = {
         name: os.fsencode(value).decode("utf-8", "surrogateescape")
@@ -133,18 +131,17 @@ def server_spec(
     modules: Sequence[str],
     python: RankPython,
 ) -> ServerSpec:
-    """Return the spec of a container's fork server, which is the same in each Spark task."""
+    """Return the spec of a fork server, which is the same in all Spark tasks of an executor."""
     lasting = {n: v for n, v in executor.items() if not _NOT_SHARED.fullmatch(n)}
     environment = rank_environment(lasting, shared, [*python.packages, package_path()])
     return ServerSpec(python.executable or sys.executable, environment, tuple(modules))
 
 
 def own_variables(environment: Mapping[str, str], spec: ServerSpec) -> dict[str, str]:
-    """Return the variables of a rank that differ from the fork server's."""
     shared = spec.environment
     return {name: value for name, value in environment.items() if shared.get(name) != value}
 
 
 def package_path() -> str:
-    """Return the directory of the `hopsgpu` that this process runs, for a Python path."""
+    """Return the directory for a Python path that contains this `hopsgpu`."""
     return str(Path(__file__).absolute().parents[2])

@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 # Larger values go through the lake, because the driver's memory holds the values of all ranks.
 _MAX_INLINE = 2**20
 
-# Status that the agent reports if the rank's outcome file cannot be read.
+# Status of a rank whose output or outcome cannot be read.
 _FILES_LOST = "files lost"
 # Status of a rank that the agent killed because its GPU failed.
 _GPU_FAILED = "gpu failed"
@@ -73,7 +73,7 @@ _Follower = Callable[[Path, asyncio.Event, _Send], Awaitable[None]]
 
 @dataclass(frozen=True)
 class _ReturnedValue:
-    """A rank's value, or a reference to its file, for the driver."""
+    """A rank's pickled value, or the name and digest of its file on the lake."""
 
     inline: bytes = b""
     file: Mapping[str, str] | None = None
@@ -83,9 +83,8 @@ class RankGroup:
     """The ranks of one `run` message.
 
     Attributes:
-        run_id: ID of its run.
         started: event, set once a rank was started or failed to start.
-        ended: event, set once the exits of all ranks are reported, or about to be.
+        ended: event, set once the exits of all ranks are reported.
     """
 
     def __init__(self, channel: Channel, tasks: asyncio.TaskGroup, message: Message) -> None:
@@ -103,7 +102,7 @@ class RankGroup:
         # Ranks whose exits were reported, or are about to be.
         self._ended: set[int] = set()
         self._has_failed = False
-        # The agreement files of the ranks that run, and the open proposal.
+        # The agreement files of the ranks that run, and the step of the open proposal.
         self._proposals: dict[int, ProposalWords] = {}
         self._proposed: int | None = None
         self._inboxes: dict[int, InboxWriter] = {}
@@ -116,7 +115,7 @@ class RankGroup:
         self.ended = asyncio.Event()
 
     async def start(self, daemon: DaemonClient, roots: Sequence[str], python: RankPython) -> None:
-        """Start the ranks, each watched by a task; report a failed start as the rank's exit."""
+        """Start the ranks, each with a task that reports its exit or failed start."""
         message = self._message
         ranks = ", ".join(str(described["context"]["rank"]) for described in message["ranks"])
         log.info("%s: attempt %d: starts ranks %s", self.run_id, message["attempt"], ranks)
@@ -153,9 +152,8 @@ class RankGroup:
             self._watching.append(self._tasks.create_task(running))
 
     async def refuse(self, error: OSError) -> None:
-        """Report that none of the ranks can be started."""
+        """Report that the ranks cannot be started, except those that already were."""
         for described in self._message["ranks"]:
-            # A started rank reports its own exit.
             if (rank := described["context"]["rank"]) not in self._ranks:
                 await self._report_not_started(rank, error, was_stopped=False)
         self.started.set()
@@ -163,14 +161,12 @@ class RankGroup:
     async def stop(
         self, *, should_dump_stacks: bool = False, should_drop_saves: bool = False
     ) -> None:
-        """Stop the ranks with SIGTERM, and SIGKILL after 5 s; report their exits.
+        """Stop the ranks as `RankProcess.stop` does.
 
-        Saved checkpoints are still uploaded, within bounded time, because a later attempt or run
-        may resume from them.
+        Saved checkpoints are still uploaded, within bounded time, for a later attempt or run.
 
         Args:
-            should_dump_stacks: whether each rank first writes the stacks of its threads.
-            should_drop_saves: whether these uploads are abandoned, because the next attempt resumes
+            should_drop_saves: whether to abandon these uploads, because the next attempt resumes
                 from an earlier checkpoint.
         """
         if should_drop_saves:
@@ -180,7 +176,6 @@ class RankGroup:
         await asyncio.gather(*(rank.stop(should_dump_stacks=should_dump_stacks) for rank in ranks))
 
     async def prune(self) -> None:
-        """Ask the ranks to end their trial early; they are not stopped."""
         for rank in self._ranks.values():
             try:
                 ask_to_end(rank.directory)
@@ -206,14 +201,13 @@ class RankGroup:
                 rank.kill()
 
     async def report_steps(self, number: int) -> None:
-        """Report the last steps that the ranks have asked about."""
         ranks = [described["context"]["rank"] for described in self._message["ranks"]]
         shared = {rank: self._proposals.get(rank) for rank in ranks}
         asked = [[rank, words and words.last_asked_step] for rank, words in shared.items()]
         await self._notify("steps", number=number, asked=asked)
 
     def propose(self, step: int) -> None:
-        """Propose to the ranks that they save a checkpoint at a step; report their answers."""
+        """Propose to the ranks to save a checkpoint at a step; report their answers."""
         log.debug("%s: proposes a checkpoint at step %d", self.run_id, step)
         self._proposed = step
         for words in self._proposals.values():
@@ -221,10 +215,7 @@ class RankGroup:
         self._tasks.create_task(self._report_answers(step))
 
     def decide(self, step: int, *, is_committed: bool) -> None:
-        """Pass the driver's decision on a proposal to the ranks.
-
-        After a commit, report when each rank has passed the agreed step.
-        """
+        """Pass on the driver's decision; after a commit, report when each rank passes the step."""
         log.debug("%s: step %d is %s", self.run_id, step, "agreed" if is_committed else "given up")
         self._proposed = None
         for words in self._proposals.values():
@@ -260,7 +251,7 @@ class RankGroup:
         return {rank: words for rank, words in shared.items() if rank in self._proposals}
 
     async def end(self) -> None:
-        """Stop the ranks that still run, and remove the attempt's files on this node."""
+        """Stop the ranks, and remove the attempt's files on this node."""
         await self.stop()
         if self._watching:
             await asyncio.wait(self._watching)
@@ -269,20 +260,15 @@ class RankGroup:
 
     @property
     def is_trial(self) -> bool:
-        """Whether the attempt belongs to a search."""
         return self._message["ranks"][0]["context"].get("trial") is not None
 
     async def end_in_background(self, next_started: asyncio.Event) -> None:
-        """Like `end`, but if all ranks have exited, do not delay the next attempt.
-
-        Args:
-            next_started: event of the start of the next attempt; files are removed after it.
-        """
+        """Like `end`, but after the exit of all ranks remove the files after `next_started`."""
         if len(self._ended) < len(self._message["ranks"]):
             await self.end()
             return
         self._remove_links()
-        # The next attempt may have the same name, and a rank's files take long to remove.
+        # The next attempt may have the same name, and must not wait for the removal.
         with contextlib.suppress(FileNotFoundError):
             renamed = self._directory.rename(f"{self._directory}-left-{time.monotonic_ns()}")
             self._tasks.create_task(self._remove_after(next_started, renamed))
@@ -297,8 +283,7 @@ class RankGroup:
 
     async def _remove(self, directory: Path) -> None:
         if directory.exists():
-            # Ignore errors: a directory that a rank has made unreadable stays until the end of the
-            # container.
+            # Ignore errors: an unreadable directory stays until the end of the container.
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     def model_dir(self, rank: int) -> Path:
@@ -317,18 +302,11 @@ class RankGroup:
             return
         finally:
             self.started.set()
-        log.debug(
-            "%s: rank %d started: pid %d, %s",
-            self.run_id,
-            rank.rank,
-            started.pid,
-            "forked" if started.warning is None else "not forked",
-        )
+        how = "forked" if started.warning is None else "not forked"
+        log.debug("%s: rank %d started: pid %d, %s", self.run_id, rank.rank, started.pid, how)
         await self._notify("started", rank=rank.rank, pid=started.pid)
         if started.warning is not None:
-            await self._notify(
-                "warning", text=f"rank {rank.rank} was not forked: {started.warning}"
-            )
+            await self._warn(f"rank {rank.rank} was not forked: {started.warning}")
         kill = functools.partial(daemon.signal, started.pid, signal.SIGKILL, "tree")
         try:
             async with RankUploads(
@@ -420,12 +398,11 @@ class RankGroup:
         await self._report(rank.rank, explained, seen.events)
 
     async def _report_entry(self, rank: RankProcess, ended: asyncio.Event) -> None:
-        """Report that the user's function runs, before the rank's exit is reported."""
         if (entered_at := await rank.wait_entry(ended)) is not None:
             await self._notify("entered", rank=rank.rank, time=entered_at)
 
     async def _report_blocked(self, rank: int, blocked: BlockedTime, ended: asyncio.Event) -> None:
-        """Report for how long a rank was blocked, whenever that changes, until its exit."""
+        """Report the seconds for which a rank was blocked, at each change, until its exit."""
         reported = RankLosses()
         is_last = False
         while not is_last:
@@ -438,7 +415,6 @@ class RankGroup:
                 await self._notify("blocked", rank=rank, data=now.data, checkpoints=now.checkpoints)
 
     async def _report_warnings(self, rank: RankProcess, ended: asyncio.Event) -> None:
-        """Report the warnings that the rank's code writes for the run."""
         try:
             await follow_warnings(rank.directory, ended, self._warn)
         except OSError as error:
@@ -448,7 +424,6 @@ class RankGroup:
         await self._notify("warning", text=text)
 
     async def _report_saved(self, rank: int, saved: SaveResult) -> None:
-        """Report that a rank's shard of a checkpoint is on the lake."""
         is_complete, agreed = saved.is_complete, saved.agreed
         await self._notify("saved", rank=rank, step=saved.step, complete=is_complete, agreed=agreed)
 
@@ -459,8 +434,7 @@ class RankGroup:
         for problem in sorted(real - self._warned_problems):
             self._warned_problems.add(problem)
             host = self._message["ranks"][0]["context"]["host"]
-            # All nodes have the same Python, so the text for a missing package names no host.
-            # The driver then warns only once.
+            # All nodes have the same Python: without a host, the driver warns only once.
             whose = "the ranks' GPUs" if problem == NOT_INSTALLED else f"GPUs of {host}"
             await self._warn(f"XID events or the loss of {whose} may go unnoticed: {problem}")
 
@@ -525,11 +499,6 @@ class RankGroup:
             self.ended.set()
 
     async def _store_value(self, rank: int, value: bytes) -> _ReturnedValue:
-        """Return the value for the driver; write a large value to the run's directory.
-
-        Raises:
-            StoreError: the lake failed to store the value.
-        """
         if len(value) <= _MAX_INLINE:
             return _ReturnedValue(value)
         name = f"values/attempt-{self._message['attempt']}-rank-{rank}.pickle"
@@ -562,7 +531,7 @@ async def _kill_when(gpu_broken: asyncio.Event, kill: Callable[[], None]) -> Non
 def _with_cause(
     end: RankProcessExit, problems: Sequence[OSError], killed_for: Sequence[GpuEvent]
 ) -> RankProcessExit:
-    """Add the cause to an exit whose outcome has none."""
+    """Return an exit with its cause, if the rank has not recorded an outcome."""
     if "status" in end.outcome or end.was_stopped:
         return end
     fatal = [event for event in killed_for if event.is_fatal]
@@ -579,5 +548,4 @@ def _with_cause(
 
 
 def spec_of(message: Message, python: RankPython) -> ServerSpec:
-    """Return the spec of the fork server for the ranks of a message."""
     return server_spec(os.environ, message["shared"], message["frameworks"], python)

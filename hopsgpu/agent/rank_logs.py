@@ -31,8 +31,7 @@ _UP = re.compile(r"\x1b\[[0-9]*[AF]")
 async def follow(log: Path, ended: asyncio.Event, send: Callable[[bytes], Awaitable[None]]) -> None:
     """Send what is appended to a file, in order, until `ended` is set and all is sent.
 
-    The rank writes to the file and never waits for the driver. A slow `send` delays only later
-    chunks.
+    The rank that writes the file never waits for the driver.
 
     Args:
         log: the file; created if missing.
@@ -52,7 +51,7 @@ async def follow_output(
     *,
     should_keep_own: bool = False,
 ) -> None:
-    """Like `follow`, without hopsgpu's own frames in the stacks of a crash."""
+    """Like `follow`, but remove hopsgpu's own frames from the stacks of a crash."""
     frames = OwnFrames(should_keep=should_keep_own)
 
     async def send_filtered(chunk: bytes) -> None:
@@ -70,16 +69,11 @@ async def follow_reports(
     send: Callable[[bytes], Awaitable[None]],
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Send a rank's latest reports and GPU samples, at most about 20 times a second.
-
-    If a metric was reported several times in between, only the last value is sent; the file keeps
-    all.
+    """Like `follow`, but send a rank's last metrics and GPU samples, about 20 times a second.
 
     Args:
-        file: file of `core.metrics.append`; created if missing.
-        ended: event, set when no process writes to the file any more.
+        file: file of `core.metrics.append`, which keeps all values; created if missing.
         send: receives what `core.metrics.Metrics.add_chunk` accepts.
-        clock: seconds.
     """
     metrics_chunk = MetricsChunk()
     sent_at = float("-inf")
@@ -139,7 +133,7 @@ class LineSplitter:
 
     Bytes that are not UTF-8 are shown as `\\xff`. A line longer than 64 Ki characters is split,
     with `…` at the cuts. A line that rewrites itself with carriage returns, such as a progress bar,
-    is shown once a second in its latest state, and finally in its last state.
+    is shown once a second, and in its last state.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -151,7 +145,6 @@ class LineSplitter:
         self._shown_at = float("-inf")
 
     def lines(self, chunk: bytes) -> list[str]:
-        """Return the lines that `chunk` adds to the display."""
         text = self._rest + self._decoder.decode(chunk)
         *lines, self._rest = text.split("\n")
         is_plain = "\r" not in text and "\x1b" not in text and not self._is_partly_shown
@@ -171,21 +164,20 @@ class LineSplitter:
         return [state]
 
     def rest(self) -> list[str]:
-        """Return the last line, if it did not end."""
+        """Return the last line if it has no newline, at the end of the output."""
         rest = self._rest + self._decoder.decode(b"", final=True)
         self._rest = ""
         return self._finish(rest) if rest else []
 
     @property
     def _is_partly_shown(self) -> bool:
-        """Whether a part of the unfinished line was shown."""
         return self._is_cut or self._shown is not None
 
     def _is_early(self) -> bool:
         return self._clock() - self._shown_at < _STATE_SECONDS
 
     def _finish(self, line: str) -> list[str]:
-        """Return the pieces of a line that has ended that are not shown yet."""
+        """Return the pieces of a complete line that are not shown yet."""
         is_cut, shown = self._is_cut, self._shown
         self._is_cut, self._shown = False, None
         state = as_shown(line)
@@ -210,7 +202,7 @@ class LineSplitter:
 
 
 def _latest_state(rest: str) -> str:
-    """Return a line that rewrites itself, without its overwritten states."""
+    """Return an incomplete line without its overwritten states."""
     before, rewritten, state = rest.rpartition("\r")
     if state.strip() or not before:
         return rewritten + state

@@ -41,15 +41,15 @@ class RankProcessExit:
     """How a rank's process exited.
 
     Attributes:
-        exit_code: exit code, None after a signal.
+        exit_code: None after a signal.
         signal: name of the signal, or None.
-        peak_memory: bytes: the maximum of one process's largest resident set (ru_maxrss of wait4)
-            and the largest total of the rank's processes (`MemoryWatch`).
+        peak_memory: bytes: the larger of one process's resident set (ru_maxrss of wait4) and
+            `MemoryWatch.peak`.
         outcome: content of the rank's outcome file, or {}: "status", and "error" and "traceback" of
             a failure. The agent adds "besides", the log's context of an exception. Without a file,
             the status is "over memory" if the agent killed the rank for its memory.
-        value: the pickled value, or b"".
-        log_tail: the last lines of the output, as returned by `stack_filter.last_lines`.
+        value: pickled, or b"".
+        log_tail: as returned by `stack_filter.last_lines`.
         time: time of the failure or, if unknown, of the exit: seconds since the epoch by this
             node's clock.
         was_stopped: whether hopsgpu stopped the rank.
@@ -69,14 +69,11 @@ class RankProcess:
     """One rank, whose directory contains its home, temporary files, model and log.
 
     Attributes:
-        rank: in [0, world_size).
-        directory, log, model_dir: paths of the rank.
-        context: description of the gang for the rank.
         was_stopped: whether hopsgpu has stopped the rank, or prevented its start.
 
     Args:
-        directory: directory that the caller has created.
-        spec: spec of the fork server: what the rank shares with others.
+        directory: an existing directory.
+        environment: the variables that differ from the spec's.
         memory: bytes that the process and its descendants may use, None for no limit.
     """
 
@@ -121,14 +118,9 @@ class RankProcess:
         self.log.touch(mode=0o600)
         context_file = self.directory / "context.json"
         self.context.dump(context_file)
-        environment = {
-            **self._environment,
-            "HOME": str(home),
-            VARIABLE: str(context_file),
-        }
-        self._spawning = asyncio.ensure_future(
-            self._daemon.spawn(self._spec, self.directory, environment)
-        )
+        environment = {**self._environment, "HOME": str(home), VARIABLE: str(context_file)}
+        spawn = self._daemon.spawn(self._spec, self.directory, environment)
+        self._spawning = asyncio.ensure_future(spawn)
         await asyncio.wait([self._spawning])
         if self._spawning.cancelled():
             raise InterruptedError("the rank was stopped before it started")
@@ -136,7 +128,7 @@ class RankProcess:
 
     @property
     def should_show_all_frames(self) -> bool:
-        """Whether stacks in the output keep hopsgpu's own frames."""
+        """Whether stacks in the output should keep hopsgpu's own frames."""
         return should_show_all({**self._spec.environment, **self._environment})
 
     @property
@@ -147,11 +139,9 @@ class RankProcess:
         return None if spawning.exception() else spawning.result().pid
 
     async def wait_entry(self, ended: asyncio.Event) -> float | None:
-        """Wait until the function runs; return its start in seconds since the epoch.
+        """Wait until the function runs, and return its start in seconds since the epoch.
 
-        Args:
-            ended: event, set once the process has exited; the result is None if the function never
-                ran.
+        Return None if it does not run until `ended` is set.
         """
         while (entered_at := entry_time(self.directory)) is None and not ended.is_set():
             with contextlib.suppress(TimeoutError):
@@ -160,7 +150,7 @@ class RankProcess:
         return entered_at
 
     async def wait(self) -> RankProcessExit:
-        """Wait for the exit of the process; kill it if it exceeds its memory limit."""
+        """Wait for the exit; kill a rank that exceeds its memory limit, or fails but stays."""
         pid = self._pid
         assert pid is not None, "call start() first"
         async with asyncio.TaskGroup() as tasks:
@@ -203,7 +193,7 @@ class RankProcess:
         self._daemon.signal(pid, signal.SIGKILL, "tree")
 
     async def _kill_failed(self, pid: int) -> None:
-        """Kill a rank that has failed but does not exit, for example because its threads wait."""
+        # The threads of a rank that has failed may wait forever.
         outcome = self.directory / files.OUTCOME
         while not outcome.exists():
             await asyncio.sleep(_OUTCOME_POLL_SECONDS)
@@ -213,7 +203,6 @@ class RankProcess:
             self._daemon.signal(pid, signal.SIGKILL, "tree")
 
     def _read_outcome(self) -> tuple[dict[str, str], bytes, float | None]:
-        """Return the outcome, the pickled value, and the time of the outcome."""
         file = self.directory / files.OUTCOME
         value = self.directory / files.VALUE
         outcome: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
@@ -229,9 +218,12 @@ class RankProcess:
         return outcome, pickled, failed_at
 
     async def stop(self, *, should_dump_stacks: bool = False) -> None:
-        """Send SIGTERM to the rank's process group, and SIGKILL to all descendants after 5 s.
+        """Send SIGTERM to the process group, and SIGKILL to all descendants after 5 s.
 
         Return when the process has exited.
+
+        Args:
+            should_dump_stacks: whether the rank first writes the stacks of its threads to its log.
         """
         if self._exited.is_set():
             return
@@ -256,7 +248,7 @@ class RankProcess:
             await self._exited.wait()
 
     def kill(self) -> None:
-        """Send SIGKILL to the rank and all its descendants, as a failure of the rank."""
+        """Send SIGKILL to the rank and its descendants; the exit counts as the rank's failure."""
         if self._pid is not None and not self._exited.is_set():
             self._daemon.signal(self._pid, signal.SIGKILL, "tree")
 
@@ -265,8 +257,8 @@ class RankProcess:
         self._daemon.signal(pid, signal.SIGUSR1, "process")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DUMP_SECONDS):
-                # Poll: the handler does not notify anybody when it has written the stacks. SIGTERM
-                # must not end the process before that.
+                # Poll: the handler does not notify anybody when it has written the stacks, and
+                # SIGTERM must not end the process before.
                 while not self._exited.is_set() and (
                     not self._has_dumped(offset) or has_unhandled_signal(pid, signal.SIGUSR1)
                 ):

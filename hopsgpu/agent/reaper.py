@@ -19,10 +19,10 @@ class ExitStatus:
     """How a child exited.
 
     Attributes:
-        pid: pid of the child, which the kernel may reuse.
-        status: status as returned by wait(2).
+        pid: the kernel may reuse it.
+        status: as returned by wait(2).
         peak_memory: largest resident set, in bytes.
-        time: when the exit was seen, in seconds since the epoch.
+        time: when the exit was noticed, in seconds since the epoch.
     """
 
     pid: int
@@ -53,7 +53,7 @@ class Reaper:
         self._cleaning: dict[int, float] = {}
 
     def add(self, rank: int, *, is_store: bool = False) -> None:
-        """Add a child that is a rank, or a store, which starts no processes itself."""
+        """Add a child that is a rank, or a store, which starts no processes."""
         self.ranks.add(rank)
         self._exited.discard(rank)
         if is_store:
@@ -63,8 +63,8 @@ class Reaper:
         """Send a signal to a rank that has not been reaped; ignore other pids.
 
         Args:
-            scope: "process", "group" (the rank's process group) or "tree" (all descendants of the
-                rank are killed, whatever the number).
+            scope: "process", "group" (the rank's process group) or "tree" (the rank and all its
+                descendants get SIGKILL, whatever the number).
         """
         if pid not in self.ranks:
             return
@@ -76,7 +76,7 @@ class Reaper:
             send(pid, number)
 
     def reap(self) -> list[ExitStatus]:
-        """Reap all children that have exited, adopted ones too; call `sweep` next."""
+        """Reap all children that have exited, also adopted ones; call `sweep` next."""
         statuses = []
         while (pid := _first_exited()) is not None:
             # One failure may cause others. The driver finds the first one by this timestamp.
@@ -104,7 +104,7 @@ class Reaper:
         _kill(pid for pid in orphans if self._cleaning.get(pid, now) <= now)
 
     def adopt_or_report_dead(self, ranks: Iterable[int]) -> list[int]:
-        """Take over a dead child's ranks; return the ranks that were reaped before."""
+        """Take over an exited child's ranks; return those that it had reaped, or that are gone."""
         dead = []
         for pid in ranks:
             if parent_of(pid) == os.getpid():
@@ -127,7 +127,7 @@ class Reaper:
                 os.wait()
 
     def _orphans(self) -> list[int]:
-        """Return adopted children of ranks that have exited."""
+        """Return adopted children that no rank needs."""
         ours = self.ranks | self.kept
         adopted = [pid for pid in children(os.getpid()) if pid not in ours]
         if not adopted:
@@ -147,6 +147,6 @@ def _first_exited() -> int | None:
 
 def _kill(pids: Iterable[int]) -> None:
     for pid in pids:
-        # The process has exited, or belongs to another user (setuid).
+        # The process may have exited, or belong to another user (setuid).
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

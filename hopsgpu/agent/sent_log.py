@@ -16,7 +16,7 @@ _MAX_BYTES = 256 * 1024
 
 
 async def send_log(send: Callable[..., Awaitable[None]], daemon_pid: int | None) -> None:
-    """Send the ends of both logs; call it before the failure is reported."""
+    """Send the ends of both logs; call this before the failure is reported."""
     await send(KIND, await asyncio.to_thread(_read_logs, daemon_pid))
 
 

@@ -1,9 +1,8 @@
-"""Processes that clean up shared memory after a rank has ended.
+"""Cleaners: processes that remove a rank's shared memory after its exit.
 
-Files that a rank leaves in /dev/shm use the node's memory until a process removes them. The
-managers of joblib and torch and Python's resource tracker remove such files when the last process
-that uses them has ended. These cleaners are descendants of the rank, and may finish before they are
-killed.
+Files in /dev/shm use the node's memory until a process removes them. The managers of joblib and
+torch and Python's resource tracker do so when the last process that uses a file has ended. They are
+descendants of the rank, and may finish before they are killed.
 """
 
 from __future__ import annotations
@@ -23,12 +22,11 @@ _CLEANER = re.compile(rb"\.resource_tracker import main|^([^\0]*/)?torch_shm_man
 
 
 def cleaners(pids: Iterable[int]) -> frozenset[int]:
-    """Return which of the processes clean up after others."""
     return frozenset(pid for pid in pids if _CLEANER.search(_command_line(pid)))
 
 
 def await_cleaners(pids: Iterable[int]) -> None:
-    """Wait for processes to end by themselves, at most six seconds for all."""
+    """Wait until the processes have exited by themselves, at most 6 s for all."""
     deadline = time.monotonic() + CLEANING_SECONDS
     with contextlib.ExitStack() as stack:
         poll = select.poll()

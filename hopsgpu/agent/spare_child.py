@@ -1,7 +1,7 @@
 """A spare: a child that a fork server has preforked, and that waits to become a rank.
 
-The larger a framework is, the longer a fork takes. The spare receives its directory and variables
-when it becomes a rank, so it does not differ from a child that was forked on request.
+The larger a framework is, the longer a fork takes. A spare receives its directory and variables
+when it becomes a rank, so that it is like a child that was forked on request.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class SpareChild:
 
     Attributes:
         pid: valid until the server has reaped the spare.
-        connection: takes the request and returns the result of the setup; the spare ends when the
-            connection is closed.
+        connection: when it is closed, an unused spare exits.
     """
 
     pid: int
@@ -44,8 +43,7 @@ class SpareChild:
         """Turn the spare into a rank; return the result of `fork_protocol.read_report`.
 
         Raises:
-            OSError: the spare died before it became a rank, or was killed because it did not
-                respond.
+            OSError: the spare was dead, or was killed because it did not respond.
         """
         request = json.dumps({"directory": str(directory), "environment": dict(environment)})
         with self.connection as connection:
@@ -72,7 +70,7 @@ class SpareChild:
 
 
 def fork(begin: Callable[[], None], become: Become) -> SpareChild | None:
-    """Fork a spare; return None if that fails. If the problem persists, the next rank reports it.
+    """Fork a spare; return None if that fails: the next rank reports a lasting problem.
 
     Args:
         begin: is called in the child first.

@@ -1,7 +1,7 @@
 """A filter of stacks in a rank's output: it removes hopsgpu's frames and keeps the lines before.
 
 Python's faulthandler writes stacks when native code crashes, and for `run_timeout`. The C++ code of
-torch, TensorFlow and JAX writes stacks too. The reason for the exit precedes the stacks.
+torch, TensorFlow and JAX writes stacks too. The reason for the exit is above the stacks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OwnFrames:
         self._is_after_own = False
 
     def without(self, chunk: bytes) -> bytes:
-        """Return a chunk without hopsgpu's frames, and without the start of a possible frame."""
+        """Return a chunk without hopsgpu's frames; hold back the start of a possible frame."""
         if self._should_keep:
             return chunk
         data = self._rest + chunk
@@ -70,7 +70,6 @@ class OwnFrames:
         return data
 
     def rest(self) -> bytes:
-        """Return the bytes that are held back, at the end of the output."""
         rest, self._rest = self._rest, b""
         return self._filter_line(rest) if rest else b""
 
@@ -89,20 +88,19 @@ def is_own(file: str, *, is_after_own: bool) -> bool:
     """Return whether a frame is hopsgpu's, or runs hopsgpu's modules.
 
     Args:
-        is_after_own: whether the frame that this one called is hopsgpu's.
+        is_after_own: whether the frame above, which this frame called, is hopsgpu's.
     """
     return file.startswith(tracebacks.own_file_prefixes()) or (is_after_own and file == _RUNPY)
 
 
 def as_shown(line: str) -> str:
-    """Return roughly what a terminal would show: the text after the last carriage return."""
+    """Return about what a terminal would show: the text after the last carriage return."""
     if "\r" in line:
         line = next((state for state in reversed(line.split("\r")) if state.strip()), "")
     return _CURSOR.sub("", line) if "\x1b" in line else line
 
 
 def end_of(log: Path) -> str:
-    """Return the end of a log, for `last_lines` and `context_of_failure`."""
     with log.open("rb") as file:
         file.seek(max(log.stat().st_size - _END_BYTES, 0))
         return file.read().decode(errors="backslashreplace")
@@ -116,9 +114,9 @@ class _Line:
 
 
 def last_lines(text: str, *, should_keep_own: bool = False) -> tuple[str, ...]:
-    """Return the last 20 lines of a log, as a terminal shows them, and a stack beside them.
+    """Return the last 20 lines of a log, as a terminal shows them, and the stacks among them.
 
-    The stack is that of the thread that crashed or got a signal, without hopsgpu's frames.
+    Only threads that crashed or got a signal have a stack, without hopsgpu's frames.
     """
     lines = [as_shown(line) for line in text.split("\n")]
     if lines and not lines[-1]:
@@ -131,10 +129,10 @@ def last_lines(text: str, *, should_keep_own: bool = False) -> tuple[str, ...]:
 
 
 def context_of_failure(text: str, *, should_keep_own: bool = False) -> str | None:
-    """Return the part of a log that explains an exception of its process, below a title line.
+    """Return the part of a log that explains an exception of the rank, below a title line, or None.
 
-    The part is the last crash of a child process, with the lines before it, or an assertion that
-    failed on a GPU, which CUDA's error does not repeat. None if there is neither.
+    The part is an assertion that failed on a GPU, which CUDA's error does not repeat. Otherwise it
+    is the last crash of a child process, with the lines before it.
     """
     lines = [as_shown(line) for line in text.split("\n")]
     if asserted := next(filter(_ON_GPU.fullmatch, lines), None):
@@ -151,7 +149,6 @@ def context_of_failure(text: str, *, should_keep_own: bool = False) -> str | Non
 
 
 def _last_characters(lines: list[str]) -> tuple[str, ...]:
-    """Return the last lines, at most 64 Ki characters."""
     remaining = _MAX_CHARACTERS
     kept: list[str] = []
     for line in reversed(lines):
@@ -163,7 +160,7 @@ def _last_characters(lines: list[str]) -> tuple[str, ...]:
 
 
 def _condense(lines: Iterable[str], should_keep_own: bool) -> Iterator[_Line]:
-    """Yield lines without native stacks, and of Python's stacks only that of one thread."""
+    """Yield lines without native stacks, and without Python's stacks of other threads."""
     rest = _Lines(lines)
     for line in rest:
         thread = _THREAD.fullmatch(line)
@@ -182,7 +179,6 @@ def _condense(lines: Iterable[str], should_keep_own: bool) -> Iterator[_Line]:
 
 
 def _take_frames(rest: _Lines, should_keep_own: bool) -> Iterator[_Line]:
-    """Take the frames of a thread, and yield the ones to show."""
     limit = sys.maxsize if should_keep_own else _MAX_FRAMES
     is_own_frame, count = False, 0
     for line in rest.until(""):
@@ -214,14 +210,14 @@ class _Lines:
         return self._lines[self._at - 1]
 
     def until(self, end: str) -> Iterator[str]:
-        """Take the indented lines that follow, and the line `end` after them."""
+        """Yield the indented lines that follow; also consume the line `end` after them."""
         while self._at < len(self._lines) and self._lines[self._at].startswith(("  ", "\t")):
             yield next(self)
         if self._at < len(self._lines) and self._lines[self._at] == end:
             next(self)
 
     def is_before_stack(self) -> bool:
-        """Return whether the next line that is not empty starts a stack, or lists modules."""
+        """Return whether the next line that is not empty belongs to a crash's report."""
         for line in self._lines[self._at :]:
             if line:
                 is_python = _THREAD.fullmatch(line) or line.startswith((_CRASHED, _EXTENSIONS))

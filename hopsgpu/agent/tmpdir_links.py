@@ -2,7 +2,7 @@
 
 A DataLoader's workers, multiprocessing's managers and torch's shared memory bind sockets (unix(7))
 below TMPDIR. The path of a YARN container alone is longer than the limit. TMPDIR is therefore a
-short path through a symbolic link, and the files stay on the container's disk.
+path through a symbolic link to the container's disk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Links:
     """Symbolic links to directories, with paths of about 25 bytes; use `links`.
 
     Args:
-        places: private directories for the links; the first one that accepts a link is used.
+        places: private directories; the first one that accepts a link is used.
     """
 
     def __init__(self, places: Sequence[Path]) -> None:
@@ -67,7 +67,6 @@ class Links:
             link.unlink(missing_ok=True)
 
     def below(self, directory: Path) -> list[Path]:
-        """Return the links to a directory and to directories below it."""
         return [link for link, target in self._targets.items() if target.is_relative_to(directory)]
 
     def refresh(self, now: float) -> None:
@@ -81,7 +80,6 @@ class Links:
                 os.utime(path, follow_symlinks=False)
 
     def seconds_until_due(self, now: float) -> float:
-        """Return the seconds until `refresh` must be called."""
         return max(self._refreshed + _REFRESH_SECONDS - now, 0.0)
 
 
@@ -89,12 +87,9 @@ class Links:
 def links(private: Path, shared: Path = SHARED) -> Iterator[Links]:
     """Provide links of this process, removed at the end; first remove links of killed processes.
 
-    The links lie in a directory of `shared` with an unpredictable name. If that is impossible, the
-    links lie in `private`. This process keeps `private` open, so that proc(5) gives it a short path
-    for processes of this user.
-
-    Args:
-        private: a directory of this process; its path may be long.
+    The links lie in a directory of `shared` with an unpredictable name. If that is impossible, they
+    lie in `private`, a directory of this process with a long path. This process keeps it open, so
+    that proc(5) has a short path to it for processes of this user.
     """
     sweep(shared)
     with contextlib.ExitStack() as stack:
@@ -103,7 +98,7 @@ def links(private: Path, shared: Path = SHARED) -> Iterator[Links]:
 
 
 def _reserve(shared: Path, stack: contextlib.ExitStack) -> Path | None:
-    """Return a private directory in a shared one, None if that is unsafe or impossible."""
+    """Make a private directory in a shared one; return None if that is unsafe or impossible."""
     if not _is_safe(shared):
         return None
     for _ in range(_MAX_TRIES):

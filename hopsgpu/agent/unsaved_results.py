@@ -1,7 +1,4 @@
-"""Warnings of results that tracking libraries write to a rank's working directory.
-
-The directory is removed after the rank's exit.
-"""
+"""Warnings of results that tracking libraries leave in a rank's working directory."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _KNOWN = (
 
 
 def unsaved_results(rank: int, work: Path) -> list[str]:
-    """Return warnings about results in the working directory of a rank that has exited.
+    """Return warnings about results that will be removed with a rank's working directory.
 
     Raises:
         OSError: the directory cannot be read.

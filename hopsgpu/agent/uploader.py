@@ -23,9 +23,8 @@ from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
-# Longest wait for a rank's uploads before its exit is reported. A rank that returned gets extra
-# time for its pending bytes. A rank that failed or was stopped gets less, because other ranks or
-# the next attempt may wait for it.
+# Longest wait for a rank's uploads before its exit is reported, plus time for its pending bytes. A
+# rank that failed or was stopped gets less: other ranks or the next attempt may wait for it.
 SAVE_SECONDS = 120.0
 SAVE_BYTES_PER_SECOND = 20e6
 FAILED_SAVE_SECONDS = 30.0
@@ -40,8 +39,6 @@ _ROUND_SECONDS = 3.0
 
 @dataclass(eq=False)
 class _UploadThread:
-    """One of the two uploads, in its own thread, because uploads block."""
-
     pool: ThreadPoolExecutor
     stop: threading.Event = field(default_factory=threading.Event)
     task: asyncio.Task[None] | None = None
@@ -63,16 +60,16 @@ class RankUploads:
     """Context manager that uploads a rank's checkpoints and logs to the lake; see `finish`.
 
     Args:
-        hurry: event, set when the attempt must end.
-        drop: event, set when no attempt will resume from checkpoints that are not on the lake yet.
+        stopping: event, set when the attempt must end.
+        dropping: event, set when no attempt will resume from checkpoints that are not uploaded yet.
     """
 
     def __init__(
         self,
         directory: Path,
         context: Context,
-        hurry: asyncio.Event,
-        drop: asyncio.Event,
+        stopping: asyncio.Event,
+        dropping: asyncio.Event,
         warn: Callable[[str], Awaitable[None]],
         on_saved: Callable[[SaveResult], Awaitable[None]],
     ) -> None:
@@ -81,8 +78,8 @@ class RankUploads:
         self._checkpoints = Checkpoints(
             LakePath(context.checkpoint_dir), context.rank, context.attempt, context.world_size
         )
-        self._hurry = hurry
-        self._drop = drop
+        self._stopping = stopping
+        self._dropping = dropping
         self._warn = warn
         self._on_saved = on_saved
         self._ended = asyncio.Event()
@@ -111,15 +108,12 @@ class RankUploads:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a saved checkpoint is not on the lake yet."""
         return bool(self._saves.pending())
 
     async def finish(
         self, report_progress: Callable[[], Awaitable[None]], *, has_returned: bool
     ) -> None:
         """Wait, within bounded time, until all files are uploaded; warn of missing ones.
-
-        Checkpoints from which no attempt will resume are abandoned without a warning.
 
         Args:
             report_progress: is awaited every second during the wait.
@@ -129,23 +123,19 @@ class RankUploads:
         seconds = self._save_seconds() if has_returned else FAILED_SAVE_SECONDS
         self._saving.deadline, self._logging.deadline = now + seconds, now + _LOG_SECONDS
         if pending := len(self._saves.pending()):
-            if self._drop.is_set():
+            if self._dropping.is_set():
                 log.info("rank %d has ended: abandons %d checkpoints", self._rank, pending)
                 self._saving.stop.set()
             else:
-                log.info(
-                    "rank %d has ended: uploads %d checkpoints for at most %.0f s",
-                    self._rank,
-                    pending,
-                    seconds,
-                )
+                text = "rank %d has ended: uploads %d checkpoints for at most %.0f s"
+                log.info(text, self._rank, pending, seconds)
         threads = (self._saving, self._logging)
         while tasks := [t.task for t in threads if t.task is not None and not t.task.done()]:
             await asyncio.wait(tasks, timeout=_REPORT_SECONDS)
             if all(task.done() for task in tasks):
                 break
             now = time.monotonic()
-            if self._hurry.is_set():
+            if self._stopping.is_set():
                 self._saving.deadline = min(self._saving.deadline, now + FAILED_SAVE_SECONDS)
             for thread in threads:
                 thread.stop_if_overdue(now)
@@ -159,7 +149,7 @@ class RankUploads:
             return SAVE_SECONDS
 
     async def _warn_of_missing(self, seconds: float) -> None:
-        lost = 0 if self._drop.is_set() else len(self._saves.pending())
+        lost = 0 if self._dropping.is_set() else len(self._saves.pending())
         if lost:
             await self._warn_and_log(
                 f"{lost} of rank {self._rank}'s checkpoints did not reach the lake: their upload"
@@ -213,7 +203,6 @@ class RankUploads:
                 return
 
     async def _pause(self, seconds: float) -> None:
-        """Wait until the timeout, or until the rank has exited."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()

@@ -27,9 +27,8 @@ class WarmUp:
 
     Attributes:
         modules: top-level modules to import.
-        environment: variables of all ranks, including `env_vars` and OMP_NUM_THREADS; a rank's own
-            variables, such as RANK, are ignored.
-        python_env: Python environment of the ranks, or None.
+        environment: variables of all ranks, including `env_vars` and OMP_NUM_THREADS.
+        python_env: Python environment of the ranks; None for the executors' Python.
     """
 
     modules: tuple[str, ...] = ()
@@ -37,16 +36,12 @@ class WarmUp:
     python_env: PythonEnv | None = None
 
     def spec(self, executor: Mapping[str, str], python: RankPython) -> ServerSpec:
-        """Return the spec of the fork server, from the variables of a Spark task."""
         return server_spec(executor, self.environment, self.modules, python)
 
     def start_daemon(self, driver: DriverEndpoint) -> DaemonStart | None:
-        """Start this container's process daemon in the background.
+        """Start the process daemon, and with it a fork server that needs no unpacked environment.
 
-        The daemon starts the fork server at once if no Python environment must be unpacked before.
-
-        Returns:
-            The start; None if there is a daemon, or another task starts one.
+        Return None if there is a daemon, or another task starts one.
         """
         spec = None
         if self.python_env is None:
@@ -56,6 +51,6 @@ class WarmUp:
             directory = daemon_directory(Path("hopsgpu"), watched_pid)
             return start_in_background(directory, watched_pid, spec, driver.log)
         except OSError as error:
-            # A request that needs the daemon starts it again, and reports if that fails too.
+            # The next request to the daemon starts it again, and reports if that fails too.
             log.warning("the process daemon cannot be started: %s", error)
             return None

@@ -309,9 +309,9 @@ def failure_of(*ends: tuple[dict[str, str], bool, float]) -> RankFailed:
             await end(channel, rank, outcome, stopped=stopped, time=time)
 
     with running_server() as server:
-        conclusion = launch(server, answers, gpus=gpus).training.run().conclusion
-    assert conclusion is not None
-    return conclusion.failure
+        failure = launch(server, answers, gpus=gpus).training.run().failure
+    assert failure is not None
+    return failure.error
 
 
 def test_the_rank_that_is_over_is_the_failure_though_its_neighbour_is_told_of_first() -> None:

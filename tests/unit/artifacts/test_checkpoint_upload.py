@@ -317,16 +317,16 @@ def finish(
     told = Told()
 
     async def act() -> None:
-        hurry, drop = asyncio.Event(), asyncio.Event()
+        stopping, dropping = asyncio.Event(), asyncio.Event()
         if drops:
-            drop.set()
+            dropping.set()
         urls = (lake.url, f"{lake.url}/logs")
         context = Context(0, 0, 1, "here", (), "worker", "r", 0, rank / "model", *urls)
-        async with RankUploads(rank, context, hurry, drop, told.warn, told.saved) as both:
+        async with RankUploads(rank, context, stopping, dropping, told.warn, told.saved) as both:
             ending = asyncio.create_task(both.finish(told.sign, has_returned=returned))
             while told.signs < 2 and not ending.done():
                 await asyncio.sleep(0.01)  # nobody tells
-            then(told, hurry)
+            then(told, stopping)
             await ending
 
     asyncio.run(asyncio.wait_for(act(), 120))
@@ -424,10 +424,10 @@ def test_what_takes_too_long_is_given_up(
     for step in (1, 2):
         PendingCheckpoints(rank).hand_over(file, CheckpointOptions(step))
 
-    def stop(told: Told, hurry: asyncio.Event) -> None:
+    def stop(told: Told, stopping: asyncio.Event) -> None:
         assert told.warnings == []
         if returned:
-            hurry.set()
+            stopping.set()
 
     began = time.monotonic()
     told = finish(rank, lake, returned=returned, then=stop)
