@@ -126,7 +126,7 @@ def pickled(
     _check_size(len(call), 0)
     for one in later:
         noted.record(one, is_by_value=True)
-    return PickledFunction(function, args, kwargs, call, noted.imported(), risks.samples)
+    return PickledFunction(function, args, kwargs, call, noted.modules(), risks.samples)
 
 
 def packed(

@@ -24,7 +24,7 @@ def make_class(
     """Create an empty class as cloudpickle does.
 
     The keywords of the class statement are lost. A metaclass or `__init_subclass__` that requires
-    them is not called: its changes to the class are among the members.
+    keywords is not called: its changes to the class come with the members.
     """
     make = internals._make_skeleton_class
     try:
@@ -51,7 +51,8 @@ def _without_hooks(bases: Iterable[type]) -> Iterator[None]:
         cls: vars(cls)["__init_subclass__"]
         for base in bases
         for cls in base.__mro__
-        if "__init_subclass__" in vars(cls) and not _is_in_stdlib(cls)
+        if "__init_subclass__" in vars(cls)
+        and cls.__module__.partition(".")[0] not in sys.stdlib_module_names
     }
     try:
         for cls in hooks:
@@ -62,15 +63,10 @@ def _without_hooks(bases: Iterable[type]) -> Iterator[None]:
             type.__setattr__(cls, "__init_subclass__", hook)
 
 
-def _is_in_stdlib(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] in sys.stdlib_module_names
-
-
 def make_container_class(is_registered: Callable[[type], bool], *args: Any) -> type:
     """Create an empty class, as `make_class(*args)` does, that is registered as a container later.
 
-    An `__init_subclass__` such as Flax's would register the class without fields, so it is not
-    called. Its changes to the class are among the members.
+    `__init_subclass__` is not called: Flax's would register the class without fields.
 
     Raises:
         TypeError: the metaclass registers the class.

@@ -41,7 +41,6 @@ class Setting(NamedTuple):
 
 
 def has_import_time_settings(settings: Iterable[Setting]) -> bool:
-    """Return whether frameworks read one of these variables at import."""
     return any(_AT_IMPORT.fullmatch(setting.name) for setting in settings)
 
 
@@ -76,7 +75,6 @@ def warnings(settings: Iterable[Setting]) -> tuple[str, ...]:
 
 
 def _overriding_names(settings: Iterable[Setting]) -> frozenset[str]:
-    """Return the names of the variables that are set even if they have a value."""
     return frozenset(setting.name for setting in settings if not setting.is_default)
 
 
@@ -90,9 +88,9 @@ def settings_of_nodes(nodes: Iterable[ast.AST]) -> tuple[Setting, ...]:
 
 
 def _settings(accesses: Iterable[_Access]) -> tuple[Setting, ...]:
-    """Return the variables that are set; one that the code also looks up counts as a default.
+    """Return the variables that are set.
 
-    Code that looks a variable up respects a value that is already set.
+    A variable that the code also looks up counts as a default: such code respects its value.
     """
     all_accesses = list(accesses)
     looked_up = {name for kind, name in all_accesses if kind is _Kind.LOOKUP}
@@ -147,7 +145,6 @@ def _accesses_of_code(code: CodeType) -> Iterator[_Access]:
 
 
 def _accesses(kind: _Kind, constants: object) -> Iterator[_Access]:
-    """Yield an access for each string in a tuple of constants, nested tuples included."""
     for constant in constants if isinstance(constants, tuple) else ():
         if isinstance(constant, str):
             yield kind, constant

@@ -14,7 +14,6 @@ from cloudpickle import cloudpickle as internals
 
 _Reduced = tuple[Any, ...]
 
-
 _METACLASS_ATTRIBUTES = frozenset(
     {"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_", "_hash_"}
 )
@@ -22,7 +21,6 @@ _BOUNDARY = "boundary"
 
 
 def reduce_enum(cls: type[enum.Enum], reduced: _Reduced) -> _Reduced:
-    """Return a reduction of an Enum class with all of its members."""
     _, args, state, *_ = reduced
     bases, name, qualname, _, module, tracker, _ = args
     namespace, slots = state
@@ -51,10 +49,9 @@ def make_enum(
     """Return an Enum class with its members, or this process's existing copy of it.
 
     Args:
-        bases: base classes; the last one is an Enum class.
-        values: values of the members and aliases, by name.
-        tracker: cloudpickle's tracking id of the class.
-        extra: the boundary of flags, if the class has one; else None.
+        values: also of aliases.
+        tracker: cloudpickle's id of the class.
+        extra: the boundary of flags, if the class has one.
     """
     metaclass: Any = type(bases[-1])
     namespace = metaclass.__prepare__(name, bases)

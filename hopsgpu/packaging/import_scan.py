@@ -27,9 +27,9 @@ class ImportedModules:
     """The modules that a pickled call imports, by their dotted names.
 
     Attributes:
-        needed: modules that the pickle names; it cannot be unpickled without them.
-        likely: modules that only code in the pickle names or comes from. The call may not need
-            them, because an import may be in a branch or in `try`.
+        needed: the call cannot be unpickled without these modules.
+        likely: only code in the pickle names these modules or comes from them. The call may not
+            need them, because an import may be in a branch or in `try`.
     """
 
     needed: frozenset[str] = frozenset()
@@ -38,11 +38,7 @@ class ImportedModules:
 
 @dataclass
 class ImportRecorder:
-    """A record of what a pickle imports, kept while the pickle is written.
-
-    Attributes:
-        needed, likely: as in `ImportedModules`.
-    """
+    """A recorder of `ImportedModules` while a pickle is written."""
 
     needed: set[str] = field(default_factory=set)
     likely: set[str] = field(default_factory=set)
@@ -73,16 +69,14 @@ class ImportRecorder:
             package = str(item.__globals__.get("__package__") or "")
             self.likely.update(imports_of_code(item.__code__, package))
 
-    def imported(self) -> ImportedModules:
+    def modules(self) -> ImportedModules:
         return ImportedModules(frozenset(self.needed), frozenset(self.likely - self.needed))
 
 
 class Import(NamedTuple):
-    """An import in a module's source.
+    """An import of a module, or of an attribute of a module, by dotted name.
 
-    Attributes:
-        name: dotted name of a module, or of an attribute of a module.
-        is_deferred: whether the import runs only when one of the module's functions is called.
+    A deferred import runs only when one of the importing module's functions is called.
     """
 
     name: str
@@ -93,10 +87,8 @@ class Import(NamedTuple):
 def imports_of_source(name: str, source: str, is_package: bool) -> tuple[Import, ...]:
     """Return the imports of a module, without those that only a type checker reads.
 
-    Args:
-        source: its text. If it does not parse, the result is empty, and the rank that imports the
-            module raises the error.
-        is_package: whether the module is a package's own `__init__.py`.
+    If the source does not parse, the result is empty: the rank that imports the module raises the
+    error.
     """
     parent = name if is_package else name.rpartition(".")[0]
     imports: list[Import] = []
@@ -112,10 +104,9 @@ def imports_of_source(name: str, source: str, is_package: bool) -> tuple[Import,
 
 
 def imports_of_code(code: CodeType, package: str) -> Iterator[str]:
-    """Yield the imports in the code of a function and of the functions inside it.
+    """Yield the imports of a function and of the functions inside it.
 
-    Args:
-        package: the package that relative imports start from; "" for none.
+    Relative imports start from `package`; they are left out if it is "".
     """
     for part in codes_of(code):
         # IMPORT_NAME takes the level and the names after `import` from the stack.
@@ -130,7 +121,6 @@ def imports_of_code(code: CodeType, package: str) -> Iterator[str]:
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function and of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -152,9 +142,9 @@ def parse_source(source: str) -> ast.Module:
 
 
 def walk_executed(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield the nodes that run, without those under `TYPE_CHECKING`, and whether they are deferred.
+    """Yield the nodes that run, and whether they run only when a function is called.
 
-    A node is deferred if it runs only when a function is called.
+    Nodes under `TYPE_CHECKING` do not run.
     """
     # No recursion: the tree of a long sum is too deep.
     pending: list[tuple[ast.AST, bool]] = [(tree, False)]

@@ -47,12 +47,7 @@ _GATEWAY_PREFIX = "PYSPARK_GATEWAY_"
 
 
 class LoadFailure(NamedTuple):
-    """The failure of a load.
-
-    Attributes:
-        error: the error as text.
-        sample: the object that cannot be loaded; None if unknown.
-    """
+    """The failure of a load; `sample` is the object that cannot be loaded, None if unknown."""
 
     error: str
     sample: object
@@ -76,14 +71,13 @@ class LoadChecks:
     ) -> Iterator[list[LoadFailure]]:
         """Load a call in another process while the body of `with` runs; then wait for the result.
 
+        The failure, if any, is added to the yielded list after the body.
+
         Args:
-            risks: objects in it whose load runs their own code, by type.
+            risks: objects in the call whose load runs their own code, by type.
             environment: variables that the ranks get besides the driver's.
             pickle_sample: returns a call with one object as its argument.
             on_poll: called several times a second during the wait; an error stops the check.
-
-        Yields:
-            A list, which contains the failure, if any, after the body.
         """
         failures: list[LoadFailure] = []
         new = {kind: value for kind, value in risks.items() if kind not in self._checked}
@@ -111,13 +105,13 @@ def _environment(ranks: Mapping[str, str]) -> dict[str, str]:
     rank_variables = {n: v for n, v in ranks.items() if not n.startswith(_INTERPRETER_PREFIXES)}
     path = os.pathsep.join(str(Path(p).absolute()) for p in sys.path if isinstance(p, str))
     # The process must not reach the driver's JVM.
-    own = {n: value for n, value in os.environ.items() if not n.startswith(_GATEWAY_PREFIX)}
-    return {**own, **rank_variables, **_SINGLE_RANK, **_NO_GPUS, "PYTHONPATH": path}
+    inherited = {n: v for n, v in os.environ.items() if not n.startswith(_GATEWAY_PREFIX)}
+    return {**inherited, **rank_variables, **_SINGLE_RANK, **_NO_GPUS, "PYTHONPATH": path}
 
 
 @contextlib.contextmanager
 def _process(call: bytes, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes] | None]:
-    """Start a process that loads a call, and kill it on exit; None if it cannot be started."""
+    """Start a process that loads a call; kill it on exit. Yield None if it cannot be started."""
     with contextlib.ExitStack() as stack:
         try:
             # A file in memory: a pipe would need a thread that fills it.

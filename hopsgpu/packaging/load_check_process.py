@@ -19,14 +19,12 @@ from hopsgpu.linux import die_with
 from hopsgpu.packaging import main_module
 
 LOADED = b"loaded"
-# Of an error's message.
-_MAX_CHARACTERS = 4096
+_MAX_MESSAGE = 4096
 # The file that raises KeyError for a missing environment variable.
 _ENVIRON_FILES = (os.__file__, "<frozen os>")
 # Words of errors whose cause may be that this process has no GPU.
 _DEVICE_WORDS = re.compile(r"\b(cuda|gpus?|nvidia|hip|devices?|backends?)\b", re.IGNORECASE)
-# Error classes of these modules concern the call; those of other packages may concern a server or
-# GPU.
+# Errors of other modules' classes may concern a server or GPU instead of the call.
 _CALL_ERROR_MODULES = ("builtins", "__main__", "pickle", "_pickle")
 
 
@@ -47,12 +45,11 @@ def may_depend_on_node(error: BaseException) -> bool:
 
 
 def _load_result(call: int) -> bytes:
-    """Load a call; return the output for stdout."""
     try:
         main_module.load(Path(f"/proc/self/fd/{call}"))
     except Exception as error:  # noqa: BLE001 - any error of the user's code is reported
         try:
-            message = str(error)[:_MAX_CHARACTERS]
+            message = str(error)[:_MAX_MESSAGE]
         except Exception as problem:  # noqa: BLE001 - a user's __str__
             message = f"(its __str__ raised {type(problem).__name__})"
         text = f"{type(error).__name__}: {message}" if message else type(error).__name__

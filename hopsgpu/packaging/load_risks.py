@@ -14,54 +14,31 @@ from typing import Any
 
 # Packages whose classes are known to load.
 _SAFE_PACKAGES = frozenset(
-    {
-        "PIL",
-        "attr",
-        "attrs",
-        "cloudpickle",
-        "hopsgpu",
-        "jax",
-        "jaxlib",
-        "lightning",
-        "ml_dtypes",
-        "nanobind",
-        "numpy",
-        "pandas",
-        "pyarrow",
-        "pytorch_lightning",
-        "scipy",
-        "sklearn",
-        "torch",
-        "torchmetrics",
-        "torchvision",
-        "typing_extensions",
-    }
+    (
+        *("PIL", "attr", "attrs", "cloudpickle", "hopsgpu", "jax", "jaxlib", "lightning"),
+        *("ml_dtypes", "nanobind", "numpy", "pandas", "pyarrow", "pytorch_lightning", "scipy"),
+        *("sklearn", "torch", "torchmetrics", "torchvision", "typing_extensions"),
+    )
 )
 # Packages whose classes are safe as bases of a script's classes, but customize pickling.
 _SAFE_BASE_PACKAGES = frozenset({"accelerate", "flax", "keras", "tensorflow", "transformers"})
 # Methods that pickle calls when it loads an object. It calls `__getattr__` for `__setstate__`,
 # before the object has its attributes.
 _LOAD_METHODS: frozenset[str] = frozenset(
-    {
-        "__getattr__",
-        "__getattribute__",
-        "__getnewargs__",
-        "__getnewargs_ex__",
-        "__new__",
-        "__reduce__",
-        "__reduce_ex__",
-        "__setstate__",
-    }
+    (
+        *("__getattr__", "__getattribute__", "__getnewargs__", "__getnewargs_ex__"),
+        *("__new__", "__reduce__", "__reduce_ex__", "__setstate__"),
+    )
 )
 _CREATION_METHODS = frozenset({"__init_subclass__"})
 
 
 class LoadRisks:
-    """A record of objects that may fail to load, kept while a call is pickled.
+    """A recorder of objects that may fail to load, while a call is pickled.
 
     Attributes:
-        samples: the first object of each such type; a class itself if it is pickled by value and
-            its creation runs code.
+        samples: the first object of each such type; for a class that is pickled by value and whose
+            creation runs code, the class itself.
     """
 
     def __init__(self) -> None:
@@ -70,12 +47,7 @@ class LoadRisks:
         self._kinds: set[type] = set()
 
     def record(self, value: object, *, is_by_value: bool) -> None:
-        """Record an object that is about to be pickled.
-
-        Args:
-            value: any object except numbers, texts and built-in containers.
-            is_by_value: whether it is a function or class that is pickled by value.
-        """
+        """Record an object that is about to be pickled, as `ImportRecorder.record` does."""
         kind = type(value)
         if issubclass(kind, type):
             cls: Any = value
@@ -90,7 +62,6 @@ class LoadRisks:
 
 
 def can_fail_to_load(kind: type) -> bool:
-    """Return whether the load of an object of a type runs code that is not known to be safe."""
     if _is_in(kind, _SAFE_PACKAGES) or isinstance(kind, enum.EnumMeta):
         return False
     methods = _LOAD_METHODS
@@ -108,7 +79,6 @@ def can_fail_to_load(kind: type) -> bool:
 
 
 def can_fail_to_create(cls: type) -> bool:
-    """Return whether the creation of a class runs code that is not known to be safe."""
     packages = _SAFE_PACKAGES | _SAFE_BASE_PACKAGES
     bases = [base for base in cls.__mro__[1:] if not _is_in(base, packages)]
     return not _is_in(type(cls), packages) or any(

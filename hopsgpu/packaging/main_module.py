@@ -1,7 +1,7 @@
 """The `__main__` of a rank: it has the definitions that came by value from the driver's `__main__`.
 
-Code that pickles by name (torch.save, a Pool, the workers of a DataLoader) thus finds the functions
-and classes of the user's script or notebook as in the driver.
+Code that pickles by name (torch.save, the workers of a DataLoader) thus finds the functions and
+classes of the user's script or notebook.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ def _namespace() -> dict[str, Any]:
 
 
 def describe_main(main: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the `__file__`, `__package__`, `__doc__` and the spec's name of a `__main__`, if any.
+    """Return `_DESCRIBED_NAMES` and the spec's name of a `__main__`, as far as they are set.
 
-    Args:
-        main: its namespace. A notebook has no file, a script has no spec.
+    A notebook has no file, a script has no spec.
     """
     description = {name: main[name] for name in _DESCRIBED_NAMES if isinstance(main.get(name), str)}
     if (spec := main.get("__spec__")) is not None:
@@ -54,13 +53,7 @@ def describe_main(main: Mapping[str, Any]) -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class LoadedCall:
-    """A call as a rank loads it.
-
-    Attributes:
-        function: the user's function.
-        args, kwargs: its arguments.
-        names: definitions that came from the driver's `__main__`, by name.
-    """
+    """A call as a rank loads it; `names` has the definitions of the driver's `__main__`."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -72,8 +65,8 @@ def load(call: Path) -> LoadedCall:
     """Load a call, and give `__main__` of this and of spawned processes the driver's definitions.
 
     Args:
-        call: a file with the bytes of `pickling.pickle_call`; spawned processes read it again, so
-            it must not be removed.
+        call: a file with the bytes of `pickling.pickle_call`. Spawned processes read the file
+            again, so it must not be removed.
     """
     main = ModuleType(_MAIN)
     sys.modules[_MAIN] = main
@@ -98,11 +91,8 @@ def restore(namespace: dict[str, Any]) -> None:
     """Give a process that multiprocessing spawned from a rank the rank's `__main__`.
 
     Otherwise multiprocessing would run the script in such a process. A rank has no script, and a
-    script that launches a gang must not run again.
-
-    Args:
-        namespace: namespace of the module that multiprocessing runs as `__mp_main__`; its content
-            is replaced.
+    script that launches a gang must not run again. The content of `namespace`, which is that of
+    the module `__mp_main__`, is replaced.
     """
     running = sys.modules[namespace["__name__"]]
     kept = {name: namespace[name] for name in ("__name__", "__builtins__")}
@@ -124,8 +114,6 @@ def restore(namespace: dict[str, Any]) -> None:
 
 
 class _CallPart:
-    """A part of a call, whose pickles are loaded one by one."""
-
     def __init__(self, head: Mapping[str, Any], stream: Any, main: dict[str, Any]) -> None:
         self.has_late_names = bool(head["late"])
         self._size = int(head["size"])
@@ -137,7 +125,7 @@ class _CallPart:
         return self._unpickler.load()
 
     def skip(self) -> None:
-        """Skip the call itself, after the names before it were bound."""
+        """Skip the call itself, after `bind` has read the names before it."""
         self._stream.seek(self._size, os.SEEK_CUR)
 
     def bind(self) -> dict[str, Any]:

@@ -34,8 +34,7 @@ class File:
         name: its path below the directory that ranks import from.
         path: path of the file, or of the zip that contains it.
         inside: its name in the zip; "" without a zip.
-        may_run: whether its executable bit is set.
-        size: its size in bytes.
+        size: in bytes.
         state: values that change when the file changes.
     """
 
@@ -48,18 +47,16 @@ class File:
 
     @property
     def is_module(self) -> bool:
-        """Return whether Python can import a file with this suffix."""
         return self.name.endswith(_SUFFIXES)
 
     @property
     def top(self) -> str:
-        """Return the name of its top-level module."""
         first, _, below = self.name.partition("/")
         return first if below else first.removesuffix(_suffix(first))
 
     @property
     def parents(self) -> Iterator[str]:
-        """Return the names of the directories that contain the file, outermost first."""
+        """The names of the directories that contain the file, outermost first."""
         return itertools.accumulate(self.name.split("/")[:-1], "{}/{}".format)
 
     def content(self) -> bytes:
@@ -76,7 +73,6 @@ class File:
 
 
 def is_package(file: File) -> bool:
-    """Return whether a file is a package's `__init__` module."""
     name = file.name.rpartition("/")[2]
     return name.removesuffix(_suffix(name)) == _INIT
 
@@ -95,7 +91,7 @@ def is_utf8(name: str) -> bool:
 
 
 def printable(path: Path) -> str:
-    """Return a path as text that can be encoded, with escapes for bytes that are not UTF-8."""
+    """Return a path as text, with escapes for bytes that are not UTF-8."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
@@ -103,9 +99,8 @@ def files_below(path: Path, name: str, *, limit: int, inside: str = "") -> list[
     """Return the files of a directory or zip, or the one file at a path; None if too many.
 
     Args:
-        path: path of the directory, the zip or the file.
-        name: its name in the directory that ranks import from; "" for that directory itself. With
-            "", links to directories are not followed, because they may lead out of a project.
+        name: its name in the directory that ranks import from; "" for that directory itself, in
+            which links to directories are not followed, because they may lead out of a project.
             Otherwise links to packages are followed.
         inside: the name in the zip; "" for all of the zip.
     """
@@ -129,7 +124,7 @@ def files_in(directory: Path) -> list[File]:
 
 
 def _existing_files(entries: Iterable[tuple[str, os.DirEntry[str]]]) -> Iterator[File]:
-    """Yield files under their new names, without those that were removed since the listing."""
+    """Yield files under their new names; files that were removed since the listing are left out."""
     for name, entry in entries:
         with contextlib.suppress(FileNotFoundError):
             yield _file(name, Path(entry.path), entry.stat())
@@ -155,10 +150,10 @@ def _walk(
     """Yield the files below a directory, with their new names.
 
     Args:
-        name: its name; "" for the directory that ranks import from.
+        name: name of the directory; "" for the one that ranks import from.
         can_follow: whether to follow links to packages.
-        ancestors: resolved paths of the directory and of those above it. A link to one of them is
-            not followed, because the walk would not end.
+        ancestors: resolved paths of the directory and of those above it, to which no link is
+            followed: the walk would not end.
     """
     children = _children(directory)
     if name and not _ENVIRONMENT_MARKS.isdisjoint(entry.name for entry in children):
@@ -209,7 +204,7 @@ def _is_hidden(name: str) -> bool:
 
 @functools.lru_cache(maxsize=_CACHED_ZIPS)
 def _zip_entries(path: Path, *_state: int) -> tuple[tuple[str, int, int], ...]:
-    """Return name, size and mode of each file in a zip; a new state invalidates the cache."""
+    """Return name, size and mode of each file in a zip. A new state invalidates the cache."""
     with zipfile.ZipFile(path) as archive:
         return tuple(
             (entry.filename, entry.file_size, entry.external_attr >> 16)

@@ -37,7 +37,7 @@ class ModuleSource:
     Attributes:
         name: file or directory name under which ranks can import it: "pkg", "pkg.py".
         path: the file or directory, or the zip that contains it.
-        inside: its name in the zip; "" without a zip.
+        inside: name in the zip; "" without a zip.
     """
 
     name: str
@@ -46,7 +46,7 @@ class ModuleSource:
 
     @property
     def root(self) -> Path | None:
-        """Return the entry of `sys.path` that has it; None if it has another name there."""
+        """The entry of `sys.path` that has it; None if it has another name there."""
         if self.inside:
             return self.path if self.inside == self.name else None
         return self.path.parent if self.path.name == self.name else None
@@ -60,7 +60,6 @@ def is_in_environment(path: Path) -> bool:
 
 @functools.cache
 def _environment() -> tuple[Path, ...]:
-    """Return the environment's directories, as written and resolved."""
     paths = sysconfig.get_paths()
     keys = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
     directories = [*(Path(paths[key]) for key in keys), Path(sys.executable).resolve().parent]
@@ -92,10 +91,7 @@ def user_path_entries() -> dict[Path, int]:
 def module_sources(name: str, beside: Path | None = None) -> tuple[ModuleSource, ...]:
     """Return where a top-level module of the user's is imported from; empty for other modules.
 
-    A namespace package may have several sources.
-
-    Args:
-        beside: a directory that comes before all of `sys.path`, or None.
+    A namespace package may have several sources. A directory `beside` comes before `sys.path`.
     """
     if beside is not None and (spec := PathFinder.find_spec(name, [str(beside)])) is not None:
         return _sources_of_spec(name, spec)
@@ -177,7 +173,7 @@ def _suffix(file: str) -> str:
 
 @dataclass
 class ImportReader:
-    """A reader of modules' imports, which reads a file again only if the file has changed."""
+    """A reader of modules' imports. It reads a file again only if the file has changed."""
 
     _cache: dict[tuple[Path, str], tuple[object, tuple[Import, ...]]] = field(default_factory=dict)
 
@@ -239,7 +235,6 @@ def users_module_sources(
 
     Args:
         names: dotted names of the modules.
-        reader: reads the imports of the user's modules.
         beside: as in `module_sources`.
     """
     pending, visited = list(names), set[str]()

@@ -32,8 +32,8 @@ from hopsgpu.packaging.module_finder import (
     users_module_sources,
 )
 
-# A directory beyond these limits is not a project of modules (a home directory, /tmp). Of such a
-# directory, only top-level modules and the modules that a call imports are packed.
+# A directory beyond these limits is not a project (a home directory, /tmp): only its top-level
+# modules and the modules that a call imports are packed.
 MAX_ENTRIES = 5_000
 MAX_BYTES = 20 * 2**20
 # The directory of a container in which YARN unpacks the modules that `hopsgpu submit` ships.
@@ -50,10 +50,10 @@ class PackedModules:
     """A zip of the user's modules.
 
     Attributes:
-        archive: the bytes of the zip; each root is a top-level directory "0", "1", … in it.
+        archive: the bytes of the zip; its top-level directories "0", "1", … are the roots.
         roots: number of roots.
         warnings: what was not packed, and why.
-        names: the top-level modules that can be imported from it.
+        names: its top-level modules.
     """
 
     archive: bytes
@@ -63,7 +63,7 @@ class PackedModules:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Return the SHA-256 of the archive, in hexadecimal."""
+        """The SHA-256 of the archive, in hexadecimal."""
         return hashlib.sha256(self.archive).hexdigest()
 
 
@@ -96,14 +96,10 @@ def import_roots(
     The roots are the directory of the script (or the notebook's working directory), and places
     outside the Python environment that have an imported module. Imports of the function, its
     arguments, the script and these modules count. If YARN runs the script, the modules beside it
-    are those that were shipped with it.
-
-    Args:
-        imported: what its pickle imports.
-        py_files_dir: the directory of the files that Spark's `addPyFile` and `--py-files` brought
-            to the driver.
+    are those that were shipped with it. `py_files_dir` has the files that Spark's `addPyFile` and
+    `--py-files` brought to the driver.
     """
-    names = {*imported.needed, *imported.likely, _home_module(function), *modules_bound_in_main()}
+    names = {*imported.needed, *imported.likely, home_module(function), *modules_bound_in_main()}
     sources = users_module_sources(sorted(names), reader or ImportReader())
     positions = user_path_entries()
     main = sys.modules.get("__main__")
@@ -123,7 +119,7 @@ def import_roots(
 def _assign_sources(
     paths: Sequence[Path], expected: Iterable[Path], sources: Iterable[ModuleSource]
 ) -> tuple[ImportRoot, ...]:
-    """Return each root once, with its sources; sources that belong to no root come last."""
+    """Return each root once, with its sources; sources without a root come last."""
     by_root: dict[Path, list[ModuleSource]] = {}
     written: dict[Path, Path] = {}
     for path in paths:
@@ -142,7 +138,8 @@ def _zips_in(directory: Path, entries: Iterable[Path]) -> list[Path]:
     return [path for path in entries if path.parent == directory.resolve() and path.is_file()]
 
 
-def _home_module(function: Callable[..., Any]) -> str:
+def home_module(function: Callable[..., Any]) -> str:
+    """Return the module of a function, or of a callable object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     home = getattr(function, "__module__", None)
@@ -150,10 +147,7 @@ def _home_module(function: Callable[..., Any]) -> str:
 
 
 def root_of_script(script: Path) -> ImportRoot:
-    """Return a root with the modules beside a script, and those that it imports from elsewhere.
-
-    Elsewhere is this Python's `sys.path`.
-    """
+    """Return a root with the modules beside a script, and its imports from `sys.path`."""
     beside = script.resolve().parent
     try:
         source = script.read_text(encoding="utf-8", errors="replace")
@@ -183,23 +177,19 @@ def _root_of_main(main: ModuleType) -> Path | None:
 class Packer:
     """A thread-safe packer for several launches, which packs again only if a file has changed.
 
-    Attributes:
-        import_reader: reads the imports of the modules, for `import_roots`.
+    The `import_reader` is for `import_roots`.
     """
 
     import_reader: ImportReader = field(default_factory=ImportReader)
     _last: tuple[object, PackedModules] | None = None
 
     def pack(self, roots: Sequence[ImportRoot | Path]) -> PackedModules:
-        """Pack as `pack_modules` does.
-
-        A file has changed if its time, size, inode or mode differs.
-        """
-        found = [_packable_files(r if isinstance(r, ImportRoot) else ImportRoot(r)) for r in roots]
-        state = [(root.warnings, [file.state for file in root.files]) for root in found]
+        """Pack as `pack_modules` does."""
+        below = [_packable_files(r if isinstance(r, ImportRoot) else ImportRoot(r)) for r in roots]
+        state = [(root.warnings, [file.state for file in root.files]) for root in below]
         last = self._last
         if last is None or last[0] != state:
-            last = self._last = (state, _pack(found))
+            last = self._last = (state, _pack(below))
         return last[1]
 
 
@@ -223,7 +213,7 @@ def pack_modules(roots: Sequence[ImportRoot | Path]) -> PackedModules:
 
 @dataclass(frozen=True)
 class _PackableFiles:
-    """The files of a root to pack, and warnings for the user about what is not packed."""
+    """The files of a root to pack, and warnings about what is not packed."""
 
     files: tuple[File, ...]
     warnings: tuple[str, ...]
@@ -273,7 +263,7 @@ def _files_of_root(path: Path, is_expected: bool, warnings: list[str]) -> list[F
 
 
 def _files_of_source(source: ModuleSource, warnings: list[str]) -> list[File]:
-    """Return all files of a source; if there are too many, only its modules or nothing."""
+    """Return all files of a source; if these are too many, only its modules or nothing."""
     files = files_below(source.path, source.name, inside=source.inside, limit=_MAX_SEARCHED)
     if files is not None and _is_small(files):
         return files

@@ -56,14 +56,10 @@ class _CallPickler(ReducingPickler):
     """A pickler for ranks: functions of `__main__` share the namespace of `__main__` there too.
 
     Attributes:
-        definitions: objects of `__main__` that were pickled by value, by their names there.
+        definitions: objects of `__main__` that were pickled by value, by their names in it.
         classes: classes of `__main__` that were pickled by value, also inner ones, by qualified
             name.
         files: files with code that was pickled by value.
-
-    Args:
-        import_recorder: records the modules that the pickle and its code import.
-        risks: records the objects whose load runs code of their own.
     """
 
     def __init__(
@@ -117,17 +113,13 @@ class _CallPickler(ReducingPickler):
         refuse_own_operators(function)
 
     def _add_definition(self, name: str, value: object) -> None:
-        """Add the definition that has a name in `__main__`; for a nested one the outer class."""
+        """Add a value that `__main__` has under this name; for a nested value its outer class."""
         if resolve(name, self._main) is value:
             first = name.partition(".")[0]
             self.definitions[first] = self._main[first]
 
     def _add_annotations(self, cls: type) -> None:
-        """Add what a class's string annotations name, for `typing.get_type_hints`.
-
-        These are modules and objects of the standard library, which every rank can import, and
-        classes of `__main__`.
-        """
+        """Add what a class's string annotations name, for `typing.get_type_hints`."""
         for annotation in vars(cls).get("__annotations__", {}).values():
             if isinstance(annotation, str):
                 for name in _NAME.findall(annotation):
@@ -136,7 +128,7 @@ class _CallPickler(ReducingPickler):
                         self.definitions[name] = value
 
     def _reduce_code(self, code: CodeType) -> Any:
-        """Reduce code as cloudpickle does, but keep the file's name, which cloudpickle drops."""
+        # Keep the file's name, which cloudpickle drops.
         self.files[code.co_filename] = None
         kind, args = internals._code_reduce(code)
         return kind, tuple(
@@ -152,6 +144,7 @@ class _CallPickler(ReducingPickler):
 
 
 def _is_for_annotations(value: Any) -> bool:
+    # Classes of `__main__`, and the standard library, which every rank can import.
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     first = str(name).partition(".")[0]
     return first in sys.stdlib_module_names or (first == MAIN and isinstance(value, type))
@@ -170,9 +163,7 @@ def pickle_call(
     Functions and classes of `__main__` are pickled by value; those of modules by name.
 
     Args:
-        function: the user's function; None if this is a later part of a call.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
+        function: the user's function; None in later parts of a call.
         import_recorder: records the modules that the pickle and its code import.
         risks: records the objects whose load runs code of their own.
 
@@ -203,18 +194,14 @@ def pickle_call(
 
 
 def pickle_value(value: object, names: Mapping[str, Any]) -> bytes:
-    """Return a rank's return value as bytes.
-
-    Args:
-        names: definitions that came from the driver's `__main__`, by name.
-    """
+    """Return a rank's return value as bytes, given the names that `LoadedCall` has."""
     buffer = io.BytesIO()
     ValuePickler(buffer, names).dump(value)
     return buffer.getvalue()
 
 
 def pickle_code(function: Callable[..., Any]) -> bytes:
-    """Return bytes for a digest: equal functions give equal bytes in all sessions. Never load them.
+    """Return bytes for a digest, not to be loaded: equal functions give equal bytes.
 
     Raises:
         ConfigError: the function cannot be pickled; the message names the attribute.
@@ -243,9 +230,9 @@ def _dump_definitions(
 
 
 def _namespace_of(function: Any) -> Mapping[str, Any]:
-    """Return the namespace of `__main__`: the function's, if it is defined there.
+    """Return the namespace of `__main__`.
 
-    A notebook or console may run code in a namespace that is not that of `sys.modules`.
+    A notebook or console may run code in another namespace than that in `sys.modules`.
     """
     inner = _innermost_function(function)
     namespace = inner.__globals__ if isinstance(inner, FunctionType) else {}
@@ -257,7 +244,7 @@ def _initial_definitions(
 ) -> dict[str, Any]:
     """Return the definitions of `__main__` that a call refers to directly.
 
-    They come before the arguments, so that processes that a rank spawns need not load these.
+    The definitions come before the arguments, which processes that a rank spawns need not load.
     """
     inner = _innermost_function(function)
     candidates: list[Any] = [inner, *map(type, (inner, *args, *kwargs.values()))]
@@ -293,7 +280,6 @@ def _unpicklable_call_error(
     main: Mapping[str, Any],
     error: Exception,
 ) -> ConfigError:
-    """Return the error for a call that cannot be pickled; it names the culprit."""
 
     def can_be_pickled(value: object) -> bool:
         try:
@@ -338,7 +324,6 @@ def unloadable_call_error(
     kwargs: Mapping[str, Any],
     failure: LoadFailure,
 ) -> ConfigError:
-    """Return the error for a call that can be pickled, but not loaded."""
     main, sought = _namespace_of(function), failure.sample
 
     def can_be_pickled(value: object) -> bool:

@@ -1,8 +1,8 @@
 """Predictions from a function's code: the packages it will import, the variables it will set.
 
-A fork server imports the slow ones among these packages. No code is imported or run for the
-predictions. They come from the bytecode of the function and of objects that it refers to, and from
-the sources of the user's modules.
+A fork server imports the slow ones among these packages. The predictions come from the bytecode of
+the function and of objects that it refers to, and from the sources of the user's modules: no code
+is imported or run.
 """
 
 from __future__ import annotations
@@ -27,32 +27,15 @@ from hopsgpu.packaging.import_scan import (
     parse_source,
     walk_executed,
 )
-from hopsgpu.packaging.modules import PackedModules
+from hopsgpu.packaging.modules import PackedModules, home_module
 
 # Packages that are slow to import, and neither compute nor use a GPU at import.
 PRELOADABLE = (
-    "torch",
-    "torchvision",
-    "tensorflow",
-    "keras",
-    "jax",
-    "lightning",
-    "pytorch_lightning",
-    "accelerate",
-    "transformers",
-    "xgboost",
-    "numpy",
-    "scipy",
-    "pandas",
-    "sklearn",
-    "pyarrow",
-    "matplotlib",
-    "PIL",
-    "pyspark",
-    "optuna",
-    "pytest",
+    *("torch", "torchvision", "tensorflow", "keras", "jax", "lightning", "pytorch_lightning"),
+    *("accelerate", "transformers", "xgboost", "numpy", "scipy", "pandas", "sklearn", "pyarrow"),
+    *("matplotlib", "PIL", "pyspark", "optuna", "pytest"),
 )
-# Packages of which submodules too are slow to import, and safe.
+# Packages whose submodules too are slow to import, and safe.
 _WITH_SUBMODULES = ("transformers", "scipy", "pandas", "sklearn", "matplotlib", "pyspark", "optuna")
 # Packages that import torch.
 _TORCH_BASED = frozenset(
@@ -102,10 +85,9 @@ class StaticFindings(NamedTuple):
 def scan_function(function: Callable[..., Any], modules: PackedModules) -> StaticFindings:
     """Predict the imports and settings of a function.
 
-    An import or assignment counts in the function, in objects that it refers to (globals, closures,
-    defaults, a decorated function) and in the user's modules that these import, except under
-    `if TYPE_CHECKING`. Modules that only define these objects count with the code that runs at
-    import. If a name is computed, its import is not predicted and takes its time in the rank.
+    The scan covers the function, objects that it refers to (globals, closures, defaults, a
+    decorated function) and the user's modules that these import. Modules that only define these
+    objects count with the code that runs at import. Computed names do not count.
     """
     reachable = _reachable_code(function, modules)
     settings = set(reachable.settings)
@@ -138,7 +120,7 @@ def _reachable_code(function: Callable[..., Any], modules: PackedModules) -> _Re
     own_packages = {name.partition(".")[0] for name in sources}
     settings: set[Setting] = set()
     names: set[str] = set()
-    own_packages |= {"__main__", _home_package(function)}
+    own_packages |= {"__main__", _top_package(home_module(function))}
     pending = list(_imports_of(function, own_packages, settings, names))
     visited: set[_Module] = set()
     while pending:
@@ -172,9 +154,9 @@ def _preloadable_imports(reachable: _ReachableCode) -> tuple[str, ...]:
 
 
 def likely_imports() -> tuple[str, ...]:
-    """Return the imports that a function will probably need that is not known yet.
+    """Return imports that a function will probably need, before the function is known.
 
-    They are the frameworks that this process has imported, otherwise the first installed one.
+    The result has the frameworks that this process has imported, or else the first installed one.
     """
     imported = tuple(name for name in _FRAMEWORKS if name in sys.modules)
     frameworks = imported or tuple(name for name in _FRAMEWORKS if find_spec(name) is not None)[:1]
@@ -221,8 +203,7 @@ def _imports_of(
 
     Args:
         own_packages: top-level names of the user's modules.
-        settings: output: environment variables that these functions set.
-        names: output: names of attributes and globals in these functions.
+        settings, names: output: as in `_ReachableCode`.
     """
     pending, visited = [function], dict[int, object]()
     while pending and len(visited) < _MAX_OBJECTS:
@@ -253,7 +234,6 @@ def _imports_of(
 
 
 def _wrapped_values(value: object) -> Iterator[object]:
-    """Yield a value's type, and the functions and arguments that a callable wraps."""
     yield type(value)
     if isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
@@ -265,13 +245,6 @@ def _wrapped_values(value: object) -> Iterator[object]:
         yield value.fget
     elif isinstance(wrapped := getattr_static(value, "__wrapped__", None), FunctionType):
         yield wrapped
-
-
-def _home_package(function: object) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    module = getattr(function, "__module__", None) or type(function).__module__
-    return _top_package(module)
 
 
 def _top_package(module: object) -> str:

@@ -48,7 +48,7 @@ def provenance_of(
     kwargs: Mapping[str, Any],
     modules: PackedModules,
 ) -> Provenance:
-    """Return the provenance of a call; raise ConfigError if the function cannot be pickled."""
+    """Return a call's provenance; raise ConfigError if the function cannot be pickled."""
     return Provenance(
         code_digest(function, modules),
         _plain_mapping(_arguments_by_name(function, args, kwargs), _MAX_DEPTH),
@@ -56,11 +56,7 @@ def provenance_of(
 
 
 def code_digest(function: Callable[..., Any], modules: PackedModules) -> str:
-    """Return the digest that `Provenance.code_digest` describes.
-
-    Raises:
-        ConfigError: the function cannot be pickled.
-    """
+    """Return `Provenance.code_digest`; raise ConfigError if the function cannot be pickled."""
     digest = hashlib.sha256(pickle_code(function))
     if modules.archive:
         # The archive's bytes also depend on compression and file modes.
@@ -104,7 +100,6 @@ def _plain_mapping(values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
 
 
 def _plain_value(value: Any, depth: int) -> Any:
-    """Return a value that JSON can represent."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, numbers.Integral):

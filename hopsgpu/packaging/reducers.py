@@ -67,7 +67,7 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Handle a function that is pickled by value."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce an object; `pickle.Pickler` calls this for all but a few built-in types."""
+        # pickle.Pickler calls this method for all but a few built-in types.
         kind = type(obj)
         try:
             reducer = self._reducer_cache[kind]
@@ -108,7 +108,7 @@ def _is_typed_dict(cls: type) -> bool:
 
 
 def _typed_dict_bases(cls: Any) -> tuple[Any, ...]:
-    """Return the bases for the creation of a TypedDict, which has its bases' members already."""
+    # A TypedDict has its bases' members already.
     bases = vars(cls).get("__orig_bases__", ())
     typed_dict = sys.modules[type(cls).__module__].TypedDict
     return (typed_dict, *(b for b in bases if typing.get_origin(b) is typing.Generic))
@@ -138,9 +138,9 @@ def _reduce_special_module(module: types.ModuleType) -> Any:
 
 
 def _needs_arguments(kind: type) -> bool:
-    """Return whether pickle could not create objects of a type.
+    """Return whether `__new__`, which pickle calls without arguments, needs some.
 
-    By default pickle calls `__new__` without arguments, which fails for JAX's `custom_vjp`.
+    JAX's `custom_vjp` does.
     """
     is_customized = any(
         getattr(kind, name, None) is not getattr(object, name, None)
@@ -244,8 +244,7 @@ def make_parameter(kind: Any, name: str, module: str, options: Mapping[str, Any]
 def _reduce_alias(cells: dict[int, list[Any]], value: Any) -> Any:
     """Reduce the alias of a `type` statement, which may refer to itself.
 
-    Args:
-        cells: lists with the values of the aliases reduced so far, by the aliases' ids.
+    The lists in `cells` have the values of the aliases reduced so far, by the aliases' ids.
     """
     if _is_importable(value):
         return NotImplemented
@@ -254,11 +253,9 @@ def _reduce_alias(cells: dict[int, list[Any]], value: Any) -> Any:
 
 
 def make_type_alias(name: str, module: str, cell: list[Any], parameters: tuple[Any, ...]) -> Any:
-    """Return the alias of a `type` statement.
+    """Return the alias of a `type` statement, whose value may be added to `cell` later.
 
-    Args:
-        cell: a list with its value, which may be added later. With parameters the value is read
-            now, and a forward reference replaces a missing value.
+    With parameters, the value is read now, and a forward reference replaces a missing value.
     """
     scope: dict[str, Any] = {"__name__": module, "_cell": cell}
     if not parameters:
@@ -273,7 +270,6 @@ def make_type_alias(name: str, module: str, cell: list[Any], parameters: tuple[A
 def _singleton_by_name(
     module: types.ModuleType, name: str
 ) -> tuple[type, Callable[[Any], _Reduced]]:
-    """Return the type of a module's singleton, and a reducer by name."""
     return type(getattr(module, name)), lambda _: (getattr, (module, name))
 
 
@@ -295,11 +291,7 @@ _REDUCERS: Mapping[type, Callable[[Any], Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class BroadcastValue:
-    """A rank's replacement for a broadcast variable of Spark.
-
-    Attributes:
-        value: as in `pyspark.Broadcast`.
-    """
+    """A rank's replacement for `pyspark.Broadcast`."""
 
     value: Any
 
@@ -328,11 +320,7 @@ def _reduce_type_variable(value: Any) -> Any:
 
 
 class ValuePickler(ReducingPickler):
-    """A pickler of return values, which refers to the driver's classes of `__main__` by name.
-
-    Args:
-        names: definitions that came from the driver's `__main__`, by name.
-    """
+    """A pickler of return values, which refers to the driver's classes of `__main__` by name."""
 
     def __init__(self, file: Any, names: Mapping[str, Any]) -> None:
         super().__init__(file)
@@ -347,10 +335,8 @@ class ValuePickler(ReducingPickler):
 def class_of_driver(tracker: str, name: str) -> type:
     """Return the class that this process has sent to the rank.
 
-    Args:
-        tracker: cloudpickle's tracking id of the class.
-        name: its qualified name in `__main__`, in case that the class was deleted, for example
-            because a cell was run again.
+    If the class was deleted, for example because a cell was run again, its qualified name counts
+    instead of cloudpickle's tracking id.
 
     Raises:
         AttributeError: there is no class with this id or name.

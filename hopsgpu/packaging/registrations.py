@@ -19,7 +19,6 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from multiprocessing import reduction
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -42,14 +41,9 @@ class Registrations:
     """The present registrations of this process's classes and functions."""
 
     def add_to(self, value: Any, reduced: _Reduced) -> _Reduced:
-        """Return the reduction of a class or function with its registrations.
-
-        Args:
-            reduced: its reduction: with a state and a function that sets the state, or a reference
-                to an object of the loading process.
-        """
-        is_reference = len(reduced) == 2
-        registrations = [] if is_reference else list(self._registrations_of(value))
+        """Return the reduction of a class or function with its registrations."""
+        # A reduction without a state refers to an object of the loading process.
+        registrations = [] if len(reduced) == 2 else list(self._registrations_of(value))
         if not registrations:
             return reduced
         make, args, state, items, pairs, setter = reduced
@@ -77,7 +71,7 @@ class Registrations:
 
     @functools.cached_property
     def _virtual_bases(self) -> Mapping[type, list[Any]]:
-        """Importable abstract classes, by the classes that were registered for them."""
+        """Importable abstract classes, by the classes that were registered with them."""
         bases_by_class: dict[type, list[Any]] = defaultdict(list)
         for base in _abstract_classes():
             references = abc._get_dump(base)[0]  # type: ignore[attr-defined]
@@ -91,7 +85,6 @@ class Registrations:
 
 
 def set_and_register(value: Any, state: tuple[Any, Any, list[_Registration]]) -> None:
-    """Set the state of a class or function, then register it."""
     setter, own_state, registrations = state
     setter(value, own_state)
     for register, args in registrations:
@@ -117,21 +110,13 @@ def register_virtual(cls: type, base: Any) -> None:
 
 def _find_copyreg(module: Any, value: Any) -> Iterator[_Registration]:
     if isinstance(value, type) and (reducer := module.dispatch_table.get(value)) is not None:
-        yield register_copyreg, (reducer,)
-
-
-def register_copyreg(cls: type, reducer: Callable[[Any], Any]) -> None:
-    copyreg.pickle(cls, reducer)
+        yield copyreg.pickle, (reducer,)
 
 
 def _find_multiprocessing(module: Any, value: Any) -> Iterator[_Registration]:
     table = module.ForkingPickler._extra_reducers
     if isinstance(value, type) and (reducer := table.get(value)) is not None:
-        yield register_multiprocessing, (reducer,)
-
-
-def register_multiprocessing(cls: type, reducer: Callable[[Any], Any]) -> None:
-    reduction.ForkingPickler.register(cls, reducer)
+        yield module.ForkingPickler.register, (reducer,)
 
 
 def _find_jax(module: Any, value: Any) -> Iterator[_Registration]:
@@ -156,21 +141,14 @@ def _flatten_keyed_of(
     """Return the function that flattens objects of a class with keys, or None.
 
     JAX calls this function but does not return it. Call JAX with an empty object, whose flattening
-    usually fails, and observe the first call.
-
-    Args:
-        flatten: the function that flattens without keys, which is JAX's fallback.
+    usually fails, and observe the first call. JAX's fallback is to `flatten` without keys.
     """
     flatten_keyed = _first_called(registry.flatten_one_level_with_keys, cls)
-    return (
-        None
-        if flatten_keyed is None or flatten_keyed is _first_called(flatten, cls)
-        else flatten_keyed
-    )
+    return None if flatten_keyed is _first_called(flatten, cls) else flatten_keyed
 
 
 def _first_called(call: Callable[[Any], Any], cls: type) -> FunctionType | None:
-    """Return the first Python function that runs in a call with an empty object of a class."""
+    """Return the first Python function that a call with an empty object of a class runs."""
     calls: list[tuple[CodeType, Mapping[str, object]]] = []
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -270,7 +248,6 @@ def _package(value: Any) -> str:
 
 
 def register_torch_constant(cls: type) -> None:
-    """Register a class for torch as an empty container."""
     pytree = importlib.import_module(_TORCH_MODULE)
     if not is_torch_node(cls):
         pytree.register_constant(cls)

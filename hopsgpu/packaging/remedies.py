@@ -151,12 +151,11 @@ _USELESS_ELSEWHERE = frozenset({("wandb", "Run"), ("multiprocessing", "BaseProxy
 
 
 def remedy_for(kind: type) -> str | None:
-    """Return the advice for objects of a type; None if hopsgpu does not know the type."""
+    """Return the advice for objects of a type; None for an unknown type."""
     return next((_ADVICE[key] for key in _keys(kind) if key in _ADVICE), None)
 
 
 def is_useless_elsewhere(kind: type) -> bool:
-    """Return whether objects of a type can be pickled, but not used in another process."""
     return any(key in _USELESS_ELSEWHERE for key in _keys(kind))
 
 

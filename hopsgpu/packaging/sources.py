@@ -23,10 +23,8 @@ def sources_of(
 ) -> dict[str, str]:
     """Return the sources of code that is pickled by value, by file name.
 
-    Sources of Python and of installed packages are left out.
-
-    Args:
-        classes: classes of `__main__` that are pickled by value, by qualified name.
+    Sources of Python and of installed packages are left out. `classes` are those of `__main__`, by
+    qualified name.
     """
     source_files = dict.fromkeys(files)
     script = main.get("__file__")
@@ -52,8 +50,7 @@ def sources_of(
 def add_sources(sources: Mapping[str, str], has_file: bool) -> None:
     """Give `linecache`, and thus `inspect`, sources whose files are not here.
 
-    Args:
-        has_file: whether `__main__` has a file, in which `inspect` looks for its classes.
+    If `__main__` has a file, `inspect` looks for its classes there.
     """
     for file, source in sources.items():
         # Without a time, `linecache` does not check whether the file has changed.
@@ -76,10 +73,7 @@ class ScriptLoader:
 
 
 def _find_classes_in(files: list[str]) -> None:
-    """Let `inspect` find the classes of a notebook, whose `__main__` has no file.
-
-    `inspect` looks for a class in the file of its module.
-    """
+    # `inspect` looks for a class in the file of its module, which a notebook's `__main__` lacks.
     find: Any = inspect.getfile
 
     def getfile(object: Any) -> str:  # noqa: A002 - as inspect has it
@@ -97,11 +91,7 @@ def _find_classes_in(files: list[str]) -> None:
 
 
 def _file_of(name: str, cls: type, files: Sequence[str]) -> str | None:
-    """Return the file of a class's functions, or the first one that defines such a name, or None.
-
-    Args:
-        name: qualified name of the class.
-    """
+    """Return the file of a class's functions, or the first that defines such a name, or None."""
     for member in vars(cls).values():
         if isinstance(member, (staticmethod, classmethod)):
             member = member.__func__
@@ -125,10 +115,7 @@ def add_source_lines(traceback: str) -> str:
     """Return a traceback with the source lines that it lacks, as far as the driver has them.
 
     A node has neither the script nor the notebook. The driver has both: IPython adds cells to
-    `linecache`.
-
-    Args:
-        traceback: a traceback in the format of Python's `traceback` module or of faulthandler.
+    `linecache`. The format is that of Python's `traceback` module or of faulthandler.
     """
     lines = traceback.splitlines()
     shown = []

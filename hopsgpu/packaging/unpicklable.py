@@ -77,12 +77,11 @@ def may_be_refused(kind: type) -> bool:
 
 
 def is_broadcast(kind: type) -> bool:
-    """Return whether a type is that of Spark's broadcast variables, whose values are sent."""
     return kind.__name__ == "Broadcast" and package_of(kind) == "pyspark"
 
 
 def refuse(value: object) -> Any:
-    """A reducer that raises RefusedObject for a value that must not be sent."""
+    """Reduce as pickle does, but raise RefusedObject for a value that must not be sent."""
     if (refusal := refusal_of(value)) is not None:
         raise RefusedObject(f"{article(refusal[0])} {refusal[0]} cannot be sent")
     return NotImplemented
@@ -133,14 +132,12 @@ def describe_value(value: Any) -> str:
 
 
 def advice_on(value: object) -> str:
-    """Return advice for a value that cannot be pickled."""
     if is_wrapper(value):
         return _GIN if _module_of_decorator(value).startswith("gin.") else _DECORATE
     return remedy_for(type(value)) or _DEFAULT_ADVICE
 
 
 def advice_on_load(value: object) -> str:
-    """Return advice for a value that can be pickled, but not loaded."""
     if isinstance(value, type):
         return "Define the class in a module beside the script, which ranks import"
     if value is None:
@@ -153,7 +150,6 @@ def advice_on_load(value: object) -> str:
 
 
 def article(name: str) -> str:
-    """Return the indefinite article for the name of a class."""
     return "an" if name[0] in "AEIOaeio" or name.startswith("RDD") else "a"
 
 

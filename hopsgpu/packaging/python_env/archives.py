@@ -35,7 +35,7 @@ class ArchiveEntry:
     """An entry of an archive.
 
     Attributes:
-        name: its name, without `/` at the end.
+        name: without `/` at the end.
         is_file: whether it is a regular file.
         head: its first bytes, if they were requested.
         link: target of a link, as a name in the archive; "" for other entries.
@@ -68,7 +68,6 @@ def unpack(archive: Path, below: str, target: Path, exclude: tuple[str, ...]) ->
     """Unpack a directory of an archive into a new directory, without owners and special modes.
 
     Args:
-        archive: as in `read_entries`.
         below: the directory in the archive; "" for all of it.
         exclude: names directly below `below` to leave out.
 
@@ -83,7 +82,6 @@ def unpack(archive: Path, below: str, target: Path, exclude: tuple[str, ...]) ->
 
 @contextlib.contextmanager
 def _translate_errors(archive: Path) -> Iterator[None]:
-    """Turn errors of the archive's reader into a ConfigError that names the archive."""
     try:
         yield
     except _UnsafeEntry as error:
@@ -115,17 +113,12 @@ def _check_name(name: str) -> str:
     return path.as_posix()
 
 
-def _relative(name: str, below: str) -> str | None:
-    if not below:
-        return name if name != "." else None
-    return name.removeprefix(f"{below}/") if name.startswith(f"{below}/") else None
-
-
 def _target_name(name: str, below: str, exclude: tuple[str, ...]) -> str | None:
-    relative = _relative(_check_name(name), below)
-    if relative is None or relative.partition("/")[0] in exclude:
-        return None
-    return relative
+    """Return an entry's name below a directory; None if the entry is to be left out."""
+    name, above = _check_name(name), f"{below}/" if below else ""
+    relative = name.removeprefix(above)
+    is_outside = name == "." or not name.startswith(above)
+    return None if is_outside or relative.partition("/")[0] in exclude else relative
 
 
 def _tar_entries(archive: Path, should_peek: Callable[[str], bool]) -> Iterator[ArchiveEntry]:
@@ -136,13 +129,8 @@ def _tar_entries(archive: Path, should_peek: Callable[[str], bool]) -> Iterator[
                 continue
             if member.isdev():
                 raise _UnsafeEntry(f"{name!r} is a device")
-            head = b""
-            if (
-                member.isreg()
-                and should_peek(name)
-                and (file := tar.extractfile(member)) is not None
-            ):
-                head = file.read(HEAD_BYTES)
+            file = tar.extractfile(member) if member.isreg() and should_peek(name) else None
+            head = b"" if file is None else file.read(HEAD_BYTES)
             yield ArchiveEntry(name, member.isreg(), head, _link_target(member))
 
 

@@ -36,11 +36,6 @@ RequestedEnv = Recipe | StoredArchive | PythonEnv
 def ensure_built(requested: RequestedEnv, root: LakePath, stop: threading.Event) -> PythonEnv:
     """Return an environment on the lake; build and upload it if it does not exist.
 
-    Args:
-        requested: how to build it, or where it is.
-        root: root of the lake, which runs and models share.
-        stop: set to cancel.
-
     Raises:
         ConfigError: it cannot be built, or ranks could not run with it.
         StoreError: the lake refuses.
@@ -60,8 +55,7 @@ def put_on_lake(python_env: object, root: LakePath, stop: threading.Event) -> st
     the environment.
 
     Raises:
-        ConfigError, StoreError, Cancelled: as in `ensure_built`; ConfigError also if `python_env`
-            is of no accepted kind.
+        ConfigError, StoreError, Cancelled: as in `ensure_built` and `recipe_for`.
     """
     return ensure_built(recipe_for(python_env), root, stop).url.rpartition("/")[0]
 
@@ -70,8 +64,7 @@ def url_on_lake(python_env: object, root: LakePath, stop: threading.Event) -> st
     """Return the URL that `put_on_lake` would return, without access to the lake.
 
     Raises:
-        ConfigError: `python_env` is of no accepted kind, or cannot be read.
-        Cancelled: `stop` was set.
+        ConfigError, Cancelled: as in `recipe_for` and `Recipe.key`.
     """
     requested = recipe_for(python_env)
     if isinstance(requested, StoredArchive):

@@ -26,16 +26,11 @@ def run(
     stop: threading.Event,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a program and return its output.
-
-    Args:
-        purpose: what it does, for errors.
-        stop: set to cancel; the program is killed with its process group.
-        environment: its environment variables; this process's by default.
+    """Run a program for a purpose that errors name; return its output.
 
     Raises:
         ConfigError: it cannot be started, or fails; the message has the end of its output.
-        Cancelled: `stop` was set.
+        Cancelled: `stop` was set; the program was killed with its process group.
     """
     began = time.monotonic()
     with tempfile.TemporaryFile() as output:

@@ -55,7 +55,6 @@ class CondaEnvironment(Recipe):
 
 
 def conda_program() -> str | None:
-    """Return the program that lists environments; None if there is none."""
     named = os.environ.get("CONDA_EXE") or os.environ.get("MAMBA_EXE")
     return named or next(filter(None, map(shutil.which, _PROGRAMS)), None)
 

@@ -20,7 +20,7 @@ class PythonEnv:
         url: URL of the archive.
         digest: SHA-256 of the archive, in hexadecimal.
         bytes: size of the archive.
-        below: the directory in the archive that is the environment; "" for all of it.
+        below: the environment's directory in the archive; "" for all of it.
         interpreter: path of its Python below that directory, such as "bin/python3.11"; None for
             packages without a Python, which the executors' Python imports.
         python: the minor version that it was built for, such as "3.11"; None for any.
@@ -39,7 +39,7 @@ class PythonEnv:
     modules: tuple[str, ...] | None = field(default=None, repr=False)
 
     def as_fields(self) -> dict[str, Any]:
-        """Return its fields without `modules`, for `from_fields`."""
+        """Return the fields for `from_fields`, without `modules`."""
         return {name: value for name, value in asdict(self).items() if name != "modules"}
 
     @classmethod
@@ -53,7 +53,6 @@ class PythonEnv:
         return tuple(n for n in names if self.modules is not None and n not in self.modules)
 
     def rank_python_in(self, home: Path) -> RankPython:
-        """Return the ranks' Python if the environment is unpacked in a directory."""
         if self.interpreter is None:
             return RankPython(packages=(str(home),))
         return RankPython(executable=str(home / self.interpreter))

@@ -27,8 +27,8 @@ class DriverPython:
 
     Attributes:
         python: minor version, such as "3.11".
-        machine: processor type, as in `platform.machine()`.
-        suffixes: suffixes of the compiled modules that it imports (`importlib.machinery`).
+        machine: as in `platform.machine()`.
+        suffixes: of compiled modules, as in `importlib.machinery`.
     """
 
     python: str
@@ -55,14 +55,10 @@ def should_peek(name: str) -> bool:
 def inspect_archive(
     entries: Iterable[ArchiveEntry], name: str, driver: DriverPython
 ) -> ArchiveContents:
-    """Return the contents of an archive.
+    """Return the contents of an archive, given its entries and the first bytes of some.
 
     Ranks run with the archive's interpreter, if it has one with a library. Otherwise (in a virtual
     environment, Python is a link) they import from its site-packages, or else from its top.
-
-    Args:
-        entries: entries of the archive, with the first bytes of those that `should_peek` selects.
-        name: the archive's name, for errors.
 
     Raises:
         ConfigError: the archive has no Python, several minor versions, another minor version or
@@ -116,7 +112,6 @@ def _importable_names(files: Iterable[str], contents: ArchiveContents) -> Iterat
 
 
 def other_python(name: str, python: str, driver: str) -> ConfigError:
-    """Return the error for an environment of another minor version than the driver's."""
     return ConfigError(
         f"{name} has {python}, and the driver runs Python {driver}: functions and values are"
         f" pickled between the two, so build it with Python {driver}"

@@ -9,12 +9,7 @@ from hopsgpu.errors import ConfigError
 
 
 def missing_modules_error(names: Sequence[str], where: str, env: str | None = None) -> ConfigError:
-    """Return the error for a function whose modules are missing.
-
-    Args:
-        where: whose Python lacks them.
-        env: the user's name of the function's `python_env=`, or None.
-    """
+    """Return the error for modules that the Python `where` lacks; `env` names its `python_env=`."""
     packages = [package for package in map(_requirement, names) if package is not None]
     if env is not None:
         what = f" ({', '.join(packages)})" if packages else ""
@@ -33,7 +28,7 @@ def missing_modules_error(names: Sequence[str], where: str, env: str | None = No
 
 
 def _requirement(name: str) -> str | None:
-    """Return the requirement of a module's package; None if pip did not install the module."""
+    """Return a module's package and version for pip; None if pip did not install the module."""
     distributions = metadata.packages_distributions().get(name)
     if not distributions:
         return None

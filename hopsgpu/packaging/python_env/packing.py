@@ -14,7 +14,7 @@ from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.packaging.python_env.environment import DRIVER_PACKAGES
 
 ARCHIVE = "environment.tar.gz"
-# More files mean that a wrong directory was given, such as the home directory. PyTorch has 15,000.
+# A directory with more files is a wrong one, such as the home directory. PyTorch has 15,000.
 MAX_FILES = 200_000
 _READERS = 4
 _EXCLUDED_DIRECTORIES = frozenset({"node_modules"})
@@ -60,17 +60,12 @@ def _walk(root: Path, directory: Path, ancestors: frozenset[Path]) -> Iterator[t
 
 def _is_excluded(directory: Path, root: Path) -> bool:
     name = directory.name
-    is_from_driver = directory.parent == root and name in DRIVER_PACKAGES
     return (
-        is_from_driver
+        (directory.parent == root and name in DRIVER_PACKAGES)
         or name.startswith(".")
         or name in _EXCLUDED_DIRECTORIES
-        or _is_venv(directory)
+        or (directory / "pyvenv.cfg").exists()
     )
-
-
-def _is_venv(directory: Path) -> bool:
-    return (directory / "pyvenv.cfg").exists()
 
 
 def digest_of(files: Mapping[str, Path], stop: threading.Event) -> str:
@@ -92,12 +87,7 @@ def digest_of(files: Mapping[str, Path], stop: threading.Event) -> str:
 
 
 def digest_of_file(file: Path, stop: threading.Event | None = None) -> str:
-    """Return the SHA-256 of a file, in hexadecimal.
-
-    Raises:
-        ConfigError: the file cannot be read.
-        Cancelled: `stop` was set.
-    """
+    """Return the SHA-256 of a file, in hexadecimal; raise as `digest_of` does."""
     if stop is not None and stop.is_set():
         raise Cancelled("the run was cancelled while its Python environment was built")
     try:
@@ -108,13 +98,9 @@ def digest_of_file(file: Path, stop: threading.Event | None = None) -> str:
 
 
 def pack(files: Mapping[str, Path], archive: Path, stop: threading.Event) -> None:
-    """Pack files as a tar.gz.
+    """Pack files as a tar.gz; raise as `digest_of` does.
 
     Modification times are kept, because Python compares them with those in compiled files.
-
-    Raises:
-        ConfigError: a file cannot be read.
-        Cancelled: `stop` was set.
     """
     with tarfile.open(archive, "w:gz", compresslevel=_COMPRESSION_LEVEL) as tar:
         for name, file in files.items():

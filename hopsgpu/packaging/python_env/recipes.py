@@ -38,7 +38,7 @@ class Recipe(abc.ABC):
 
     @abc.abstractmethod
     def make_archive(self, directory: Path, stop: threading.Event) -> Path:
-        """Make the archive; return its path, which may be in `directory`, an empty one.
+        """Make the archive; return its path. `directory` is empty, for files of this call.
 
         Raises:
             ConfigError: the archive cannot be made.
@@ -46,7 +46,6 @@ class Recipe(abc.ABC):
         """
 
     def warnings(self) -> tuple[str, ...]:
-        """Return warnings for the user about the environment."""
         return ()
 
 
@@ -55,7 +54,6 @@ class Packages(Recipe):
     """Packages that pip installs into a directory, for the driver's minor version and platform.
 
     Attributes:
-        lines: lines of requirements.
         file: the requirements file that has the lines, or None.
     """
 
@@ -89,11 +87,7 @@ class Packages(Recipe):
 
 @dataclass(frozen=True)
 class ModuleDirectory(Recipe):
-    """A directory of modules, or the site-packages of a virtual environment.
-
-    Attributes:
-        root: the directory to import from.
-    """
+    """A directory of modules, or the site-packages of a virtual environment."""
 
     root: Path
 
@@ -118,11 +112,7 @@ class ModuleDirectory(Recipe):
 
 @dataclass(frozen=True)
 class PackedArchive(Recipe):
-    """An archive of the user's, made by conda-pack, venv-pack, tar or zip.
-
-    Attributes:
-        file: the archive.
-    """
+    """An archive of the user's, made by conda-pack, venv-pack, tar or zip."""
 
     file: Path
 
@@ -140,7 +130,7 @@ class StoredArchive:
     Attributes:
         name: its URL, as the user passed it.
         root: URL of the lake's root.
-        key: its name on the lake.
+        key: as `Recipe.key` returns.
     """
 
     name: str

@@ -61,11 +61,7 @@ def check_lines(lines: Iterable[str], where: str) -> tuple[str, ...]:
 
 
 def read_lines(file: Path) -> tuple[str, ...]:
-    """Return the requirements in a file, as `check_lines` returns them.
-
-    Raises:
-        ConfigError: the file cannot be read, or a requirement is editable.
-    """
+    """Return a file's requirements as `check_lines` does; ConfigError also if it is unreadable."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -75,7 +71,7 @@ def read_lines(file: Path) -> tuple[str, ...]:
 
 
 def pip_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return this process's variables without settings of where and for which Python to install."""
+    """Return the variables without settings of where and for which Python to install."""
     variables = {name: value for name, value in environ.items() if name.upper() not in _NOT_FOR_PIP}
     # No option of pip overrides a pip.conf's `require-virtualenv`.
     return {**variables, "PIP_REQUIRE_VIRTUALENV": "0"}
@@ -86,12 +82,8 @@ def pip_inputs(
 ) -> list[str]:
     """Return the inputs that determine what pip will install.
 
-    They are the requirements, with those of included files, digests of local files that they name,
-    and the variables that pip reads.
-
-    Args:
-        base: the directory that names of included files are relative to.
-        stop: set to cancel.
+    The inputs are the requirements, digests of local files that these name, and the variables that
+    pip reads. Names of included files are relative to `base`.
 
     Raises:
         ConfigError: an included or named file cannot be read.
@@ -118,7 +110,6 @@ def _inputs_of(
 
 
 def _local_path(line: str) -> Path | None:
-    """Return the local file or directory that a requirement names, or None."""
     if (links := _LINKS.fullmatch(line)) is not None:
         text = links["file"].strip()
         return Path(text) if "://" not in text and Path(text).is_dir() else None

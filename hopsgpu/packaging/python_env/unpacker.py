@@ -34,8 +34,7 @@ _MAX_CHARACTERS = 1000
 def ensure_unpacked(env: PythonEnv, places: Sequence[Path]) -> Path:
     """Return the directory with the whole environment; download and unpack it if there is none.
 
-    Args:
-        places: directories on different disks, of which one is chosen; the first has the lock.
+    One of `places`, directories on different disks, is chosen; the first has the lock.
 
     Raises:
         ConfigError: the environment cannot run here, or is not an archive.
@@ -77,11 +76,7 @@ def _downloaded_archive(env: PythonEnv, place: Path) -> Iterator[Path]:
 
 
 def _relocate(env: PythonEnv, home: Path) -> None:
-    """Fix the paths in an environment with an interpreter, and try the interpreter.
-
-    Raises:
-        ConfigError: the interpreter does not run on this node, or has another version.
-    """
+    """Fix the paths in an environment; raise ConfigError if its interpreter does not run here."""
     assert env.interpreter is not None, "only an environment with an interpreter is relocated"
     python = str(home / env.interpreter)
     version = "import sys; print('%d.%d' % sys.version_info[:2])"
@@ -119,7 +114,6 @@ def _run_python(command: list[str], env: PythonEnv) -> str:
 
 
 def main(daemon: int) -> None:
-    """Unpack the environment that standard input describes, and write the answer."""
     linux.die_with(daemon)
     request = json.load(sys.stdin)
     try:

@@ -262,7 +262,7 @@ from hopsgpu.packaging.pickling import pickle_call
 def shown(function, *args):
     noted = ImportRecorder()
     pickle_call(function, args, {}, import_recorder=noted)
-    packed = pack_modules(import_roots(function, noted.imported()))
+    packed = pack_modules(import_roots(function, noted.modules()))
     print(*sorted(zipfile.ZipFile(io.BytesIO(packed.archive)).namelist()), *packed.warnings)
 """
 LAZY = "def train():\n    import own.train\n"

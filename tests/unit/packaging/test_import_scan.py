@@ -23,7 +23,7 @@ from tests import in_ranks
 def imported(function: Callable[..., Any], *args: object) -> ImportedModules:
     noted = ImportRecorder()
     pickle_call(function, args, {}, import_recorder=noted)
-    return noted.imported()
+    return noted.modules()
 
 
 def by_value(body: str, **variables: object) -> Callable[..., Any]:
