@@ -78,26 +78,20 @@ def add_file_facts(
     """Return a version with the facts that only its files contain.
 
     Args:
-        version: the version with the manifest's facts.
         paths: paths of all files of the version.
         files: directory with the files, if `needs_files`.
-        trust: as for `load_model`.
 
     Raises:
         ConfigError: a skops file has types that the caller does not trust.
     """
     model = version.model
     if model.name == SAVED_MODEL:
-        return replace(
-            version, files=tuple(path for path in paths if is_saved_model_part(path, model.path))
-        )
+        members = (path for path in paths if is_saved_model_part(path, model.path))
+        return replace(version, files=tuple(members))
     if model.name == TRANSFORMERS:
-        members = (
-            path for path in paths if PurePosixPath(path).parent == PurePosixPath(model.path)
-        )
-        return replace(
-            version, files=tuple(path for path in members if not is_training_state(path))
-        )
+        home = PurePosixPath(model.path)
+        beside = (path for path in paths if PurePosixPath(path).parent == home)
+        return replace(version, files=tuple(p for p in beside if not is_training_state(p)))
     if model.name == SKOPS:
         return replace(version, trusted=tuple(accepted_types(files / model.path, trust)))
     if model.name != ONNX:
@@ -120,7 +114,6 @@ def needs_files(server: str, model: ModelFormat) -> bool:
 
 
 def next_steps(server: str, directory: Path) -> list[str]:
-    """Return the user's next steps with an export, as commands and sentences."""
     place = shlex.quote(str(directory.absolute()))
     if server == "triton":
         return [f"tritonserver --model-repository {place}"]
@@ -142,11 +135,7 @@ def write(
 ) -> None:
     """Write an export; no file is renamed to its final name before all are complete.
 
-    Files of an earlier export are replaced.
-
-    Args:
-        files: directory with the version's files.
-        out: a directory; created if missing.
+    Files of an earlier export are replaced. The directory `out` is created if missing.
 
     Raises:
         ConfigError: the server cannot serve the version, the manifest is incomplete, or the export
@@ -176,16 +165,11 @@ def write(
 
 
 def _read_onnx(onnx: Any, version: ServedVersion, files: Path) -> ServedVersion:
-    """Return the version with the file's inputs and outputs, and its external data files."""
     path = PurePosixPath(version.model.path)
     graph = onnx.load(files / path, load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}
-    places = {
-        entry.value
-        for tensor in graph.initializer
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
+    external = (entry for tensor in graph.initializer for entry in tensor.external_data)
+    places = {entry.value for entry in external if entry.key == "location"}
     inputs = [tensor for tensor in graph.input if tensor.name not in weights]
     return replace(
         version,

@@ -29,12 +29,11 @@ class ServedVersion:
 
     Attributes:
         name: name of the model.
-        version: its number.
         url: URL of the version on the lake.
         model: which of the version's models.
         files: paths of this model's files within the version.
-        signature: its inputs and outputs; None if unknown.
-        model_class: class of a state_dict, or None.
+        signature: None if unknown.
+        model_class: class of a state_dict.
         trusted: types of a skops file that the caller trusts.
     """
 
@@ -49,7 +48,7 @@ class ServedVersion:
 
     @property
     def required_signature(self) -> Signature:
-        """Return the signature; raise ConfigError if the manifest has none."""
+        """The signature; raises ConfigError if the manifest has none."""
         if self.signature is None:
             raise ConfigError(
                 f"{self.url} has no signature with names, types and shapes, which this server needs"
@@ -66,7 +65,7 @@ class ExportLayout:
     Attributes:
         texts: contents of files, by path below the exported directory.
         copies: paths below the exported directory, by path within the version.
-        owner_line: a file that can describe one model only, and its line that names the model.
+        owner_line: a file that can describe one model only, and the line that names the model.
     """
 
     texts: Mapping[str, str]
@@ -80,11 +79,7 @@ def tensor_metadata(tensor: Tensor) -> dict[str, object]:
 
 
 def copies_as(served: ServedVersion, name: str) -> dict[str, str]:
-    """Return the copies of a model's files under another name of its file or directory.
-
-    Args:
-        name: path of the model below the exported directory.
-    """
+    """Return the copies of a model's files if the model gets a path in the exported directory."""
     if served.model.name not in (SAVED_MODEL, TRANSFORMERS):
         # Other files, such as external data of ONNX, keep their names.
         above, home = PurePosixPath(name).parent, PurePosixPath(served.model.path).parent
@@ -99,8 +94,7 @@ def copies_as(served: ServedVersion, name: str) -> dict[str, str]:
 def model_code_files(served: ServedVersion, path: str) -> dict[str, str]:
     """Return the texts of the files with which a server calls the model in Python, by name.
 
-    Args:
-        path: path of the model, from the directory that the server passes to `ServedModel`.
+    The model's path starts from the directory that the server passes to `ServedModel`.
 
     Raises:
         ConfigError: the signature or the class of a state_dict is missing, or NumPy lacks a type.
@@ -130,6 +124,5 @@ def model_code_files(served: ServedVersion, path: str) -> dict[str, str]:
 
 
 def server_file(name: str) -> str:
-    """Return the text of one of the files that run in servers."""
     # The package may be in an archive that Spark ships.
     return (importlib.resources.files(server_files) / name).read_text()

@@ -1,8 +1,7 @@
 """Manifests for KServe on Kubernetes to serve a version from HDFS, for `kubectl apply -k`.
 
 KServe's storage initialiser reads HDFS over WebHDFS. A secret has the NameNode; the URI has only
-the path, without a host. With Kerberos, the secret needs a keytab. hopsgpu neither reads nor writes
-the keytab: the user puts it beside the files.
+the path. With Kerberos, the secret needs a keytab, which the user puts beside the files.
 
 Sources: https://kserve.github.io/website, "Deploy InferenceService with a saved model from HDFS",
 "Custom Predictor", "Deploy InferenceService with model from Hugging Face Hub" and "Hugging Face LLM
@@ -18,18 +17,8 @@ from urllib.parse import urlsplit
 from hopsgpu.errors import ConfigError
 from hopsgpu.serving.export_layout import ExportLayout, ServedVersion, model_code_files, server_file
 from hopsgpu.serving.model_directories import TRANSFORMERS
-from hopsgpu.serving.model_formats import (
-    ONNX,
-    SAVED_MODEL,
-    SKOPS,
-    XGBOOST,
-)
-from hopsgpu.serving.torch_files import (
-    PICKLE,
-    PICKLED_MODULE,
-    STATE_DICT,
-    TORCHSCRIPT,
-)
+from hopsgpu.serving.model_formats import ONNX, SAVED_MODEL, SKOPS, XGBOOST
+from hopsgpu.serving.torch_files import PICKLE, PICKLED_MODULE, STATE_DICT, TORCHSCRIPT
 from hopsgpu.storage.object_store import SCHEMES as OBJECT_STORES
 
 # Formats that one of KServe's own servers serves.
@@ -63,7 +52,7 @@ def layout(
         namenode: address of WebHDFS, `http://host:9870`; `;` separates two NameNodes. The default
             is the address in a webhdfs:// URL.
         principal: Kerberos principal whose keytab the initialiser uses; None without Kerberos.
-        image: image of the predictor, for formats that KServe's own servers do not serve.
+        image: of the predictor, for formats that KServe's own servers do not serve.
 
     Raises:
         ConfigError: the version is not on HDFS, or an argument or the signature is missing.
@@ -171,7 +160,7 @@ def _storage_uri(url: str) -> str:
 
 
 def _dns_name(name: str) -> str:
-    """Return a model's name as the name of a Kubernetes object (RFC 1123)."""
+    # The name of a Kubernetes object (RFC 1123).
     dns_name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:_LONGEST].strip("-")
     if not dns_name or not dns_name[0].isalpha():
         raise ConfigError(

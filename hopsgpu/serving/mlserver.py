@@ -28,21 +28,15 @@ _PREDICT = "predict"
 
 
 def layout(served: ServedVersion) -> ExportLayout:
-    """Return a directory with one model.
-
-    Raises:
-        ConfigError: the manifest lacks what a runtime needs.
-    """
+    """Return a directory with one model; raise as `model_code_files`."""
     place = served.name
     file = served.model.path.rpartition("/")[2] if served.model.path != "." else "model"
     implementation = _RUNTIMES.get(served.model.name)
     texts: dict[str, str] = {}
     if implementation is None:
         implementation = "mlserver_runtime.Runtime"
-        code = {
-            "mlserver_runtime.py": server_file("mlserver_runtime.py"),
-            **model_code_files(served, file),
-        }
+        runtime = "mlserver_runtime.py"
+        code = {runtime: server_file(runtime), **model_code_files(served, file)}
         texts = {f"{place}/{name}": text for name, text in code.items()}
     settings: dict[str, Any] = {
         "name": served.name,

@@ -23,6 +23,7 @@ DIFFUSERS = "diffusers"
 SENTENCE_TRANSFORMERS = "sentence-transformers"
 SAFETENSORS = "safetensors"
 
+# Opens a file of a version for reading; the caller closes the file.
 Opener = Callable[[str], BinaryIO]
 
 _INDEX = ".safetensors.index.json"
@@ -46,8 +47,8 @@ class ModelDirectory(NamedTuple):
 
     Attributes:
         name: name of the format.
-        path: path of the directory within the version, "." for the version's own; for sharded
-            weights the path of their index.
+        path: path of the directory within the version, "." for the version's own directory; for
+            sharded weights the path of their index.
         files: paths of its files that would otherwise be recognised as models.
         trust_reason: why the load runs the publisher's code; None if it does not.
     """
@@ -60,9 +61,6 @@ class ModelDirectory(NamedTuple):
 
 def find_model_directories(paths: Collection[str], open_file: Opener) -> list[ModelDirectory]:
     """Return the models that are directories, outer directories first.
-
-    Args:
-        open_file: opens a file of the version for reading; the caller closes it.
 
     Raises:
         StoreError: a file cannot be read.
@@ -91,7 +89,6 @@ def is_training_state(path: str) -> bool:
 
 
 def pickled_weights(paths: Iterable[str]) -> list[str]:
-    """Return the files that are pickled weights of Hugging Face's libraries."""
     return sorted(path for path in paths if _PICKLED_WEIGHTS.fullmatch(PurePosixPath(path).name))
 
 

@@ -46,8 +46,8 @@ CLASS_FILE = "model_class.json"
 _MAX_CLASS_FILE = 2**16
 _SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _SAVED_MODEL_PARTS = (*_SAVED_MODEL_FILES, "fingerprint.pb", "variables", "assets", "assets.extra")
-_BY_SUFFIX = {".onnx": ONNX, ".skops": SKOPS}
 _PICKLES = (".pkl", ".pickle", ".joblib")
+_BY_SUFFIX = {".onnx": ONNX, ".skops": SKOPS, **dict.fromkeys(_PICKLES, PICKLE)}
 # A file with one of these suffixes may be a pickle that torch did not write.
 _TORCH = (".pt", ".pth", ".tar")
 _MAYBE_TORCH = (".pt2", ".ckpt", ".bin")
@@ -120,12 +120,7 @@ class ModelFormat:
 
 @dataclass(frozen=True)
 class ModelClass:
-    """The class of a state_dict, and how to create an object, from `model_class.json`.
-
-    Attributes:
-        name: "module:Class".
-        arguments: keyword arguments of the constructor, as JSON values.
-    """
+    """A state_dict's class, as "module:Class", and keyword arguments, from `model_class.json`."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -133,9 +128,6 @@ class ModelClass:
 
 def recognise_formats(paths: Iterable[str], open_file: Opener) -> tuple[ModelFormat, ...]:
     """Return the models among a version's files, sorted by path.
-
-    Args:
-        open_file: opens a file of the version for reading; the caller closes it.
 
     Raises:
         StoreError: a file cannot be read, or `model_class.json` is damaged.
@@ -166,30 +158,22 @@ def is_saved_model_part(path: str, directory: str) -> bool:
     )
 
 
-def pickle_files(paths: Iterable[str]) -> list[str]:
-    """Return the files that are pickles by their names, whose load runs code."""
-    files = list(paths)
-    named = {path for path in files if PurePosixPath(path).suffix.lower() in _PICKLES}
-    return sorted(named.union(pickled_weights(files)))
-
-
 def pickle_warning(paths: Iterable[str]) -> str | None:
-    """Return a warning for the publisher of pickles; None if there are none."""
-    named = pickle_files(paths)
-    if not named:
+    """Return a warning for the publisher of files that are pickles by their names, or None."""
+    files = list(paths)
+    pickles = {path for path in files if PurePosixPath(path).suffix.lower() in _PICKLES}
+    pickles.update(pickled_weights(files))
+    if not pickles:
         return None
     return (
-        f"{', '.join(named)}: whoever loads a pickle runs the code in it, and a later version of"
-        " the library may not read it; for scikit-learn, publish what skops.io.dump writes, and for"
+        f"{', '.join(sorted(pickles))}: whoever loads a pickle runs the code in it, and a later"
+        " version of the library may not read it; for scikit-learn, publish what skops.io.dump writes, and for"
         " Hugging Face's libraries what save_pretrained(safe_serialization=True) writes"
     )
 
 
 def read_model_class(path: str, paths: Collection[str], open_file: Opener) -> ModelClass | None:
     """Return the class in the `model_class.json` beside a state_dict, or at the top; or None.
-
-    Args:
-        open_file: opens a file of the version for reading; the caller closes it.
 
     Raises:
         StoreError: the file is damaged.
@@ -221,12 +205,7 @@ def read_model_class(path: str, paths: Collection[str], open_file: Opener) -> Mo
 def choose_format(
     formats: Iterable[ModelFormat], path: str | None, accepted: Iterable[str] | None, url: str
 ) -> ModelFormat:
-    """Return the model with a path, or the only one.
-
-    Args:
-        formats: from `recognise_formats`.
-        accepted: names of the supported formats; None for all.
-        url: URL of the version, for the error.
+    """Return the model with a path, or the only one, among models of accepted formats.
 
     Raises:
         ConfigError: no model matches, or several do.
@@ -254,7 +233,6 @@ def choose_format(
 
 
 def advice(model: ModelFormat) -> str:
-    """Return an alternative for a model that a server, or `load`, does not accept."""
     return _ADVICE[model.name]
 
 
@@ -262,8 +240,6 @@ def _format_of(path: str, open_file: Opener) -> str | None:
     suffix = PurePosixPath(path).suffix.lower()
     if suffix in _BY_SUFFIX:
         return _BY_SUFFIX[suffix]
-    if suffix in _PICKLES:
-        return PICKLE
     if suffix in _TORCH or suffix in _MAYBE_TORCH:
         with open_file(path) as file:
             return torch_format(path, file, suffix in _TORCH)

@@ -1,7 +1,7 @@
 """Loads a model with the library of its format, without the user's code.
 
-The load of a pickle, and of some other formats, runs code of the publisher's. The caller must say
-that they trust the publisher.
+The load of some formats, such as pickles, runs code of the publisher's. The caller must say that
+they trust the publisher.
 """
 
 from __future__ import annotations
@@ -52,11 +52,10 @@ _TENSOR_LIBRARIES = {
 
 
 class Pretrained(NamedTuple):
-    """A model that Hugging Face's transformers loaded.
+    """A model of Hugging Face's transformers, on the CPU, in evaluation mode.
 
     Attributes:
-        model: the transformers model, on the CPU, in evaluation mode.
-        processor: its tokenizer, image processor or processor; None if the version has none.
+        processor: the tokenizer, image processor or processor; None if the version has none.
     """
 
     model: Any
@@ -70,10 +69,7 @@ def check_loadable(model: ModelFormat) -> None:
 
 
 def check_trust(model: ModelFormat, trust: Trust) -> None:
-    """Raise ConfigError, before anything is downloaded, for a model that needs the caller's trust.
-
-    The load of such a model runs its publisher's code, so that `trust` must be True.
-    """
+    """Raise ConfigError, before anything is downloaded, for a model that needs `trust=True`."""
     if not isinstance(trust, bool) and (isinstance(trust, str) or not isinstance(trust, Iterable)):
         raise ConfigError(f"trust={trust!r:.99}: must be True, False or a list of names of types")
     if model.trust_reason is not None and trust is not True:
@@ -85,7 +81,7 @@ def check_trust(model: ModelFormat, trust: Trust) -> None:
 
 
 def accepted_types(path: Path, trust: Trust) -> list[str]:
-    """Return the types in a skops file that the caller must trust.
+    """Return the types in a skops file that skops does not trust by itself.
 
     Raises:
         ConfigError: the caller does not trust one of them; or skops is not installed.
@@ -104,11 +100,11 @@ def accepted_types(path: Path, trust: Trust) -> list[str]:
 def load_model(
     model: ModelFormat, directory: Path, trust: Trust = False, framework: str | None = None
 ) -> Any:
-    """Return the model, loaded into this process.
+    """Load a model into this process.
 
     Args:
         trust: True to unpickle; for skops the names of the types to accept.
-        framework: the manifest's framework, for tensors of a safetensors file that names none.
+        framework: the manifest's, for tensors of a safetensors file that names none.
 
     Raises:
         ConfigError: its library is not installed, or it needs trust.

@@ -1,7 +1,6 @@
 """A model's signature: the names, types and shapes of its inputs and outputs.
 
-Its form is that of tensors in a model's metadata in the Open Inference Protocol, which KServe,
-Triton and MLServer use:
+The form is that of the Open Inference Protocol, which KServe, Triton and MLServer use:
 
     {"inputs": [{"name": "image", "datatype": "FP32", "shape": [-1, 28, 28]}], "outputs": [...]}
 
@@ -45,13 +44,7 @@ _EXPECTED = (
 
 
 class Tensor(NamedTuple):
-    """An input or an output.
-
-    Attributes:
-        name: name of the tensor.
-        datatype: type of its elements in the Open Inference Protocol: "FP32".
-        shape: sizes of its dimensions; -1 for a variable size, such as the batch's.
-    """
+    """An input or an output; -1 in the shape is a variable size, such as the batch's."""
 
     name: str
     datatype: str
@@ -59,8 +52,6 @@ class Tensor(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """The inputs and outputs of a model."""
-
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
@@ -72,11 +63,8 @@ def infer(inputs: Any, outputs: Any) -> dict[str, list[dict[str, Any]]]:
     fixed. A single array is named "input" or "output", arrays of a list "input_0", "input_1", ...
 
     Args:
-        inputs: a sample array, a mapping of names to them, a list of them, or a DataFrame.
-        outputs: likewise.
-
-    Returns:
-        The signature, as JSON values.
+        inputs, outputs: a sample array, a mapping of names to arrays, a list of arrays, or a
+            DataFrame.
 
     Raises:
         ConfigError: a value is not a sample, has a type that the protocol lacks, or the samples
@@ -108,14 +96,10 @@ def infer(inputs: Any, outputs: Any) -> dict[str, list[dict[str, Any]]]:
 
 
 def infer_if_samples(signature: Any) -> Any:
-    """Return a publisher's signature: inferred if it has samples, otherwise unchanged.
+    """Return a publisher's signature; raise as `infer`.
 
-    Args:
-        signature: a JSON value; or samples as for `infer`, in a pair of inputs and outputs, or in a
-            mapping with the keys "inputs" and "outputs".
-
-    Raises:
-        ConfigError: as `infer`.
+    A signature is inferred from samples, in a pair of inputs and outputs or in a mapping with the
+    keys "inputs" and "outputs". A JSON value is returned unchanged.
     """
     pair: tuple[Any, Any] | None = None
     if isinstance(signature, Mapping) and set(signature) == set(_SIDES):
@@ -128,18 +112,17 @@ def infer_if_samples(signature: Any) -> Any:
 
 
 def dump(signature: Any, directory: Path) -> None:
-    """Write the file that a publish of the directory reads."""
+    """Write `FILE` for a publish of the directory."""
     (directory / FILE).write_text(json.dumps(signature, indent=1) + "\n")
 
 
 def load(content: bytes) -> Any:
-    """Parse the file; raise ValueError or RecursionError if it is not JSON, or has over 1 MiB."""
+    """Parse `FILE`; raise ValueError or RecursionError if it is not JSON, or has over 1 MiB."""
     check_size(len(content))
     return json.loads(content, parse_constant=_refuse_constant)
 
 
 def check_size(size: int) -> None:
-    """Raise ValueError if the file is too large."""
     if size > _MAX_BYTES:
         raise ValueError(f"it has more than {_MAX_BYTES} bytes")
 
@@ -147,9 +130,7 @@ def check_size(size: int) -> None:
 def parse(signature: Any) -> Signature | None:
     """Return a manifest's signature; None if it has another form than the result of `infer`."""
     try:
-        return Signature(
-            *(tuple(_tensors(signature[side])) for side in _SIDES),
-        )
+        return Signature(*(tuple(_tensors(signature[side])) for side in _SIDES))
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -11,11 +11,7 @@ from hopsgpu.serving.export_layout import ExportLayout, ServedVersion, copies_as
 
 
 def layout(served: ServedVersion) -> ExportLayout:
-    """Return a base path with one version, and `models.config` for a mount at /models.
-
-    Args:
-        served: the version, a SavedModel.
-    """
+    """Return a base path with a SavedModel, and `models.config` for a mount at /models."""
     name = json.dumps(served.name, ensure_ascii=False)
     base = json.dumps(f"/models/{served.name}", ensure_ascii=False)
     named = f'  config {{ name: {name} base_path: {base} model_platform: "tensorflow"'

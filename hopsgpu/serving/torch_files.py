@@ -40,39 +40,25 @@ _MAX_ARCHIVE = 24 * 2**20
 # A state_dict of ten thousand tensors has 300,000 operations.
 _MAX_OPERATIONS = 1_000_000
 
+# NotImplementedError, of an unknown compression, is a RuntimeError.
 _DAMAGE_ERRORS = (
-    ValueError,
-    OSError,
-    EOFError,
-    RuntimeError,
-    NotImplementedError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
+    *(ValueError, OSError, EOFError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError),
 )
 _LIGHTNING_KEY = "pytorch-lightning_version"
 _MODULE_KEYS = {"_parameters", "_modules"}
 _KERAS_FILES = {"config.json", "metadata.json", "model.weights.h5"}
 
-_TENSOR, _MAPPING, _LIST, _SCALAR, _OBJECT, _OTHER = (
-    "tensor",
-    "mapping",
-    "list",
-    "scalar",
-    "object",
-    "other",
-)
+_TENSOR, _MAPPING, _LIST = "tensor", "mapping", "list"
+_SCALAR, _OBJECT, _OTHER = "scalar", "object", "other"
 _IGNORED_OPERATIONS = ("STOP", "PROTO", "FRAME")
 _SCALARS = {"int", "bool", "int_or_bool", "float", "str", "bytes", "bytes_or_str", "None"}
 _TENSOR_FUNCTIONS = ("torch._utils _rebuild_", "torch._tensor _rebuild_", "torch.nn.parameter ")
 _MAPPING_CLASSES = {"collections OrderedDict", "collections defaultdict", "builtins dict"}
 # Functions in torch's own files that return neither tensors nor objects of classes.
 _PLAIN_FUNCTIONS = (
-    "torch ",
-    "torch.serialization ",
-    "torch._utils ",
-    "_codecs encode",
-    "builtins ",
+    *("torch ", "torch.serialization ", "torch._utils "),
+    *("_codecs encode", "builtins "),
 )
 
 
@@ -81,7 +67,7 @@ class _Value:
     """The known facts about a value in a pickle.
 
     Attributes:
-        kind: one of the kinds above.
+        kind: `_TENSOR`, `_MAPPING` and so on.
         text: a string's value, or a global's "module name"; otherwise None.
         entries: a mapping's values by key, for keys that are strings.
         is_module: whether an object has the attributes of a torch.nn.Module.
@@ -94,14 +80,13 @@ class _Value:
 
 
 class _BoundedReader(io.RawIOBase):
-    """Reads a seekable file, up to a number of bytes in all."""
+    """A reader of a seekable file that raises ValueError above a number of bytes in all."""
 
     def __init__(self, file: BinaryIO, limit: int) -> None:
         super().__init__()
         self._file, self._remaining = file, limit
 
     def read(self, size: int = -1) -> bytes:
-        """Read bytes; raise ValueError above the limit."""
         content = self._file.read(self._remaining + 1 if size is None or size < 0 else size)
         self._remaining -= len(content)
         if self._remaining < 0:
@@ -124,10 +109,7 @@ class _BoundedReader(io.RawIOBase):
 def torch_format(path: str, file: BinaryIO, can_be_pickle: bool) -> str | None:
     """Return the format of a file that torch may have written; None for other files.
 
-    Args:
-        path: path of the file, for the log.
-        file: the open file; it is not closed.
-        can_be_pickle: whether to return PICKLE for a pickle that torch did not write.
+    With `can_be_pickle`, the result for a pickle that torch did not write is PICKLE.
     """
     head = file.read(_HEAD_BYTES)
     try:
@@ -146,7 +128,6 @@ def torch_format(path: str, file: BinaryIO, can_be_pickle: bool) -> str | None:
 
 
 def is_keras_archive(file: BinaryIO) -> bool:
-    """Return whether a file is the archive of a whole Keras model."""
     try:
         with zipfile.ZipFile(_reader(file)) as archive:
             return set(archive.namelist()) >= _KERAS_FILES
@@ -158,12 +139,8 @@ def _is_legacy(head: bytes) -> bool:
     """Return whether the first number in a pickle is `_LEGACY_MAGIC`."""
     try:
         arguments = (argument for _, argument, _ in pickletools.genops(head))
-        return (
-            next(
-                argument for argument in arguments if isinstance(argument, int) and argument > 0xFF
-            )
-            == _LEGACY_MAGIC
-        )
+        numbers = (number for number in arguments if isinstance(number, int) and number > 0xFF)
+        return next(numbers) == _LEGACY_MAGIC
     except (StopIteration, ValueError):
         return False
 
@@ -351,7 +328,6 @@ class _Machine:
 
 
 def _call_result(function: str) -> _Value:
-    """Return the kind of a call's result, by the function's name."""
     if function in _MAPPING_CLASSES:
         return _Value(_MAPPING)
     if function.startswith(_TENSOR_FUNCTIONS):

@@ -21,16 +21,11 @@ from hopsgpu.serving.model_formats import ONNX, SAVED_MODEL
 from hopsgpu.serving.model_signature import Tensor
 from hopsgpu.serving.torch_files import TORCHSCRIPT
 
-# The backend of a format, and its name for the model's file.
+# The backend of a format, its platform, and its name for the model's file.
 _BACKENDS = {
-    ONNX: ("onnxruntime", "model.onnx"),
-    TORCHSCRIPT: ("pytorch", "model.pt"),
-    SAVED_MODEL: ("tensorflow", "model.savedmodel"),
-}
-_PLATFORMS = {
-    ONNX: "onnxruntime_onnx",
-    TORCHSCRIPT: "pytorch_libtorch",
-    SAVED_MODEL: "tensorflow_savedmodel",
+    ONNX: ("onnxruntime", "onnxruntime_onnx", "model.onnx"),
+    TORCHSCRIPT: ("pytorch", "pytorch_libtorch", "model.pt"),
+    SAVED_MODEL: ("tensorflow", "tensorflow_savedmodel", "model.savedmodel"),
 }
 _BATCH = -1
 
@@ -40,7 +35,7 @@ def layout(served: ServedVersion, *, max_batch_size: int = 0, python: bool = Fal
 
     Args:
         max_batch_size: the most rows that Triton may combine; 0 if each request is a batch.
-        python: whether to use Triton's Python backend even if the format has its own backend.
+        python: whether to use the Python backend even if the format has its own backend.
 
     Raises:
         ConfigError: the manifest lacks what the backend needs.
@@ -51,18 +46,16 @@ def layout(served: ServedVersion, *, max_batch_size: int = 0, python: bool = Fal
     texts: dict[str, str] = {}
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
+    backend = {"backend": "python"}
     if python or served.model.name not in _BACKENDS:
-        backend = {"backend": "python"}
         inputs, outputs = served.required_signature
         file = served.model.path.rpartition("/")[2] if served.model.path != "." else "model"
-        copies = copies_as(served, f"{place}/{file}")
         code = {"model.py": server_file("triton_model.py"), **model_code_files(served, file)}
         texts |= {f"{place}/{name}": text for name, text in code.items()}
     else:
-        name, file = _BACKENDS[served.model.name]
-        backend = {"backend": name, "platform": _PLATFORMS[served.model.name]}
+        name, platform, file = _BACKENDS[served.model.name]
+        backend = {"backend": name, "platform": platform}
         inputs, outputs = _tensors(served)
-        copies = copies_as(served, f"{place}/{file}")
     for tensor in (*inputs, *outputs):
         if max_batch_size and tensor.shape[:1] != (_BATCH,):
             raise ConfigError(
@@ -77,10 +70,8 @@ def layout(served: ServedVersion, *, max_batch_size: int = 0, python: bool = Fal
                     " python=True (--python), or publish a model whose tensors have dimensions"
                 )
     config = _config(served, backend, inputs, outputs, max_batch_size)
-    return ExportLayout(
-        texts={**texts, f"{served.name}/config.pbtxt": config},
-        copies=copies,
-    )
+    texts[f"{served.name}/config.pbtxt"] = config
+    return ExportLayout(texts, copies_as(served, f"{place}/{file}"))
 
 
 def _tensors(served: ServedVersion) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

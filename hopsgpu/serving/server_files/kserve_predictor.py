@@ -18,12 +18,7 @@ from served_model import ServedModel  # noqa: E402 - it is beside this file
 
 
 class Predictor(kserve.Model):
-    """Answers the Open Inference Protocol, and protocol V1 for models with one input.
-
-    Args:
-        name: name of the model.
-        files: directory with the version's files.
-    """
+    """Answers the Open Inference Protocol, and protocol V1 for models with one input."""
 
     def __init__(self, name: str, files: Path) -> None:
         super().__init__(name)

@@ -48,15 +48,13 @@ class ServedModel:
         """Return the outputs by name for the inputs by name.
 
         Raises:
-            ValueError: an input is missing, or an output differs from the signature.
+            ValueError: an input is missing, or the outputs differ from the signature.
         """
         names = [tensor["name"] for tensor in self.inputs]
         missing = [name for name in names if name not in arrays]
         if missing:
             raise ValueError(f"missing inputs: {', '.join(missing)}; expected: {', '.join(names)}")
-        results = self._call(
-            [_input_array(arrays[tensor["name"]], tensor) for tensor in self.inputs]
-        )
+        results = self._call([_input_array(arrays[t["name"]], t) for t in self.inputs])
         if isinstance(results, Mapping):
             results = [results[tensor["name"]] for tensor in self.outputs]
         elif not isinstance(results, (list, tuple)):
@@ -180,10 +178,7 @@ def _transformers(path: Path, about: dict[str, Any]) -> ArrayCall:
 def load_pretrained(transformers: Any, path: Path, is_trusted: bool) -> Any:
     """Load a model from a directory, without the network.
 
-    Args:
-        transformers: the library.
-        path: the directory.
-        is_trusted: whether code that the directory names may run, and pickles may be loaded.
+    If it is trusted, code that the directory names may run, and pickles may be loaded.
     """
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     model_class = _pretrained_class(transformers, config)
