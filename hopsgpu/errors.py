@@ -24,8 +24,7 @@ class HopsGpuError(Exception):
     __module__ = "hopsgpu"
 
     result: Any = None
-    # Tracebacks also hide the frames of libraries that hopsgpu called, because the message is
-    # complete.
+    # Tracebacks also hide the frames of libraries that hopsgpu called: the message is complete.
     _hides_library_frames = True
 
     def __init_subclass__(cls) -> None:
@@ -82,8 +81,9 @@ class StoreError(HopsGpuError):
 
     Attributes:
         kind: "permission", "quota", "safe mode", "absent", "exists", "unreachable", "damaged",
-            "unsupported", "schema" (of another version of hopsgpu), "executor lost" (before its
-            ranks' files were uploaded), or "" for other errors.
+            "unsupported", "schema", "executor lost" or "". "schema": another version of hopsgpu
+            wrote the file. "executor lost": files of its ranks were not uploaded yet. "": any other
+            error.
     """
 
     def __init__(self, message: str, kind: str = "") -> None:

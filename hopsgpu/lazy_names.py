@@ -8,12 +8,7 @@ from typing import Any
 
 
 def loader_of(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a module.
-
-    Args:
-        module: name of the module.
-        homes: for each name, the module that defines it.
-    """
+    """Return the `__getattr__` of a module, given the module that defines each name."""
 
     def load(name: str) -> Any:
         if name not in homes:

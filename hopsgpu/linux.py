@@ -15,14 +15,14 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+# The usual soft limit, for the other files of a process.
 _RESERVED_DESCRIPTORS = 1024
 
 
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when its parent's main thread exits (prctl(2)).
 
-    Args:
-        parent: pid of the process whose main thread forked this one.
+    That thread, of the process with the pid `parent`, must have forked this process.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -47,10 +47,7 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def allow_descriptors(number: int) -> None:
-    """Raise the soft limit of open files to `number` and 1024 more, at most to the hard limit.
-
-    1024, the usual soft limit, is for the other files of the process.
-    """
+    """Raise the soft limit of open files to `number` and 1024 more, at most to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = number + _RESERVED_DESCRIPTORS
     if hard != resource.RLIM_INFINITY:
@@ -60,7 +57,6 @@ def allow_descriptors(number: int) -> None:
 
 
 def flush_c() -> None:
-    """Flush the buffers of C's output streams."""
     ctypes.CDLL(None).fflush(None)
 
 
@@ -114,7 +110,7 @@ def has_unhandled_signal(pid: int, number: signal.Signals) -> bool:
 
 
 def ancestor(command: str) -> int | None:
-    """Return the pid of the nearest ancestor with a `comm` (proc(5)), or None."""
+    """Return the pid of the nearest ancestor with this `comm` (proc(5)), or None."""
     pid = os.getppid()
     while pid > 0:
         if comm(pid) == command:

@@ -23,7 +23,6 @@ _INSTALLED_DIRECTORIES = ("site-packages", "dist-packages")
 
 
 def should_show_all(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether HOPSGPU_LOG is "debug", so that tracebacks show all frames."""
     return environ.get(VARIABLE, "").strip().lower() == _DEBUG
 
 
@@ -43,14 +42,11 @@ def own_file_prefixes() -> tuple[str, ...]:
 def trim(error: BaseException, *, is_deliberate: bool = False) -> None:
     """Remove hopsgpu's frames from an exception, and from its causes and contexts.
 
-    - If hopsgpu raised the error on purpose, frames of libraries that it called are removed too,
-      because the message is complete.
+    - If hopsgpu raised the error on purpose (`is_deliberate`, or `_hides_library_frames` of the
+      error), frames of libraries that hopsgpu called are removed too.
     - If hopsgpu's code raised any other error, which is a bug, all frames from the first one
       outside hopsgpu are kept.
     - With HOPSGPU_LOG=debug, this function does nothing.
-
-    Args:
-        is_deliberate: whether hopsgpu raised it on purpose; implied by `_hides_library_frames`.
     """
     if not should_show_all():
         _trim(error, is_deliberate, set(), is_within=False)
@@ -59,8 +55,7 @@ def trim(error: BaseException, *, is_deliberate: bool = False) -> None:
 def text_of(error: BaseException) -> str:
     """Return an exception's traceback as text, without hopsgpu's frames.
 
-    Tracebacks of other processes in the text are trimmed too, unless the exception is a bug in
-    hopsgpu's own code.
+    Tracebacks of other processes in its message are trimmed too, unless it is a bug of hopsgpu's.
     """
     trim(error)
     text = "".join(traceback.format_exception(error))
@@ -82,8 +77,7 @@ def _trim(error: BaseException, is_deliberate: bool, seen: set[int], *, is_withi
     """Trim an exception and related ones.
 
     Args:
-        is_deliberate: as for `trim`.
-        seen: ids of changed exceptions; causes may form a circle.
+        seen: ids of trimmed exceptions; causes may form a circle.
         is_within: whether this exception led to an error that hopsgpu raised on purpose.
     """
     if id(error) in seen:
@@ -175,13 +169,12 @@ def notebook_lines(error: BaseException) -> list[str]:
 
 
 def format_error(error: BaseException) -> list[str]:
-    """Return the lines of an error's type, message and notes, without a traceback."""
     text = "\n".join([str(error), *map(str, getattr(error, "__notes__", ()))])
     return f"{type(error).__name__}: {text}".splitlines()
 
 
 def _place(file: str) -> str:
-    """Return a file's name for users; for a cell IPython's "Cell In[3]"."""
+    # IPython's name of a cell is "Cell In[3]".
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     shell: Any = None if get_shell is None else get_shell()
     name = None if shell is None else shell.compile.format_code_name(file)

@@ -20,33 +20,18 @@ if TYPE_CHECKING:
     from hopsgpu.tuning.search_results import AblationResult, SearchResult
     from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 
-_HOMES = {
-    "AblationResult": "hopsgpu.tuning.search_results",
-    "AblationRow": "hopsgpu.core.trials",
-    "Best": "hopsgpu.core.trials",
-    "ClusterGpus": "hopsgpu.yarn.cluster_gpus",
-    "FailedPart": "hopsgpu.core.scores",
-    "GpuNode": "hopsgpu.yarn.cluster_gpus",
-    "GpuQueue": "hopsgpu.yarn.cluster_gpus",
-    "GpuRequest": "hopsgpu.core.spec",
-    "GpuSeconds": "hopsgpu.core.run_values",
-    "GpuType": "hopsgpu.yarn.cluster_gpus",
-    "GpuUser": "hopsgpu.yarn.cluster_gpus",
-    "LaunchPlan": "hopsgpu.core.spec",
-    "ModelFormat": "hopsgpu.artifacts.models",
-    "RankReport": "hopsgpu.core.run_values",
-    "RunStatus": "hopsgpu.core.run_values",
-    "ScoreResult": "hopsgpu.scoring.score_results",
-    "ScoreStatus": "hopsgpu.core.scores",
-    "SearchResult": "hopsgpu.tuning.search_results",
-    "SearchStatus": "hopsgpu.core.trials",
-    "TagChange": "hopsgpu.artifacts.models",
-    "Timeline": "hopsgpu.core.run_values",
-    "TrialReport": "hopsgpu.core.trials",
-    "Usage": "hopsgpu.core.usage_report",
-    "UsageRow": "hopsgpu.core.usage_report",
-    "WorldReport": "hopsgpu.core.run_values",
+_NAMES = {
+    "artifacts.models": "ModelFormat TagChange",
+    "core.run_values": "GpuSeconds RankReport RunStatus Timeline WorldReport",
+    "core.scores": "FailedPart ScoreStatus",
+    "core.spec": "GpuRequest LaunchPlan",
+    "core.trials": "AblationRow Best SearchStatus TrialReport",
+    "core.usage_report": "Usage UsageRow",
+    "scoring.score_results": "ScoreResult",
+    "tuning.search_results": "AblationResult SearchResult",
+    "yarn.cluster_gpus": "ClusterGpus GpuNode GpuQueue GpuType GpuUser",
 }
+_HOMES = {name: f"hopsgpu.{home}" for home, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "AblationResult",

@@ -29,7 +29,7 @@ class Html(str):
 
 
 def plain_line(text: str, limit: int = _MAX_LINE) -> str:
-    """Return a line without terminal sequences, with at most `limit` characters."""
+    """Return a line without terminal sequences, cut to `limit` characters."""
     # Cut the line first: it may be very long.
     content = text[: 4 * limit]
     if not content.isprintable():
@@ -53,7 +53,6 @@ def element(tag: str, *children: object, **attributes: str) -> Html:
 
 
 def box(*children: object) -> Html:
-    """Return the outermost element of a display."""
     return element("div", *children, style=_BOX)
 
 
@@ -68,19 +67,15 @@ def bold(value: object) -> Html:
 
 
 def table(headers: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
-    """Return a table of the first rows, and the number of the others."""
     rows = list(rows)
     first = element("tr", *(element("th", h, style=f"{_CELL};opacity:.7") for h in headers))
     body = (
         element("tr", *(element("td", v, style=_CELL) for v in row)) for row in rows[:_MAX_ROWS]
     )
     content = element("table", first if headers else "", *body, style=_TABLE)
-    hidden_count = len(rows) - _MAX_ROWS
-    return (
-        content
-        if hidden_count <= 0
-        else Html(content + element("div", f"and {hidden_count:,} more"))
-    )
+    if (hidden_count := len(rows) - _MAX_ROWS) <= 0:
+        return content
+    return Html(content + element("div", f"and {hidden_count:,} more"))
 
 
 def facts(pairs: Mapping[str, object]) -> Html:

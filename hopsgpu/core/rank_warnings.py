@@ -1,8 +1,7 @@
 """Warnings of a run that code in a rank writes.
 
-The rank appends each warning to a file in its directory. The agent sends the warnings to the
-driver, which adds them to the run. The agent reads a bounded part of the file, because the user's
-code can write to it too.
+The rank appends each warning to a file in its directory, and the driver adds them to the run. The
+agent reads a bounded part of the file, because the user's code can write to it too.
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ def read_warnings(directory: Path) -> list[str]:
 
 
 def _text(line: bytes) -> str:
-    """Return the text of a line; "" if the line is not a warning."""
     try:
         text = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,9 +1,8 @@
 """Signatures of public functions, each declared once, as a frozen dataclass of options.
 
-A field of the dataclass is an argument, with its type, its default, and its entry under
-"Attributes:". Functions share arguments by inheritance. mypy and editors read the signature from
-the dataclass's constructor, `inspect.signature` and `help` from the results of `signature_of` and
-`add_arguments_section`.
+A field is an argument, documented under "Attributes:". Functions share arguments by inheritance.
+mypy and editors read the dataclass's constructor; `inspect.signature` and `help` read the results
+of `signature_of` and `add_arguments_section`.
 """
 
 from __future__ import annotations
@@ -26,13 +25,9 @@ _LATER_SECTIONS = ("Returns:", "Raises:")
 
 
 def placed_field(default: T, *after: str) -> T:
-    """Return a dataclass field with a position in the signature.
+    """Return a dataclass field whose argument comes after the first of these that the class has.
 
     An inherited option that is declared again with a position moves there.
-
-    Args:
-        default: the default.
-        after: the option that precedes it; of several, the first that the class has.
     """
     field: Any = dataclasses.field(default=default, metadata={_AFTER: after})
     return cast(T, field)
@@ -85,13 +80,8 @@ def _parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
 
 
 def add_arguments_section(doc: str | None, options: type) -> str | None:
-    """Return a function's docstring with a section about its options.
-
-    Args:
-        doc: the docstring without the section; None if Python drops docstrings (-OO).
-        options: the dataclass of the options.
-    """
-    if doc is None:
+    """Return a function's docstring with a section about its options."""
+    if doc is None:  # Python drops docstrings (-OO)
         return None
     entries: dict[str, list[str]] = {}
     for cls in reversed(options.__mro__):
@@ -117,12 +107,10 @@ def document_arguments(options: type) -> Callable[[F], F]:
 
 def _entries(doc: str) -> dict[str, list[str]]:
     """Return the lines about each attribute in a class's docstring, by name."""
-    lines = inspect.cleandoc(doc).splitlines()
+    _, _, section = f"{inspect.cleandoc(doc)}\n".partition(f"\n{_ATTRIBUTES_SECTION}\n")
     entries: dict[str, list[str]] = {}
     name = ""
-    for line in (
-        lines[lines.index(_ATTRIBUTES_SECTION) + 1 :] if _ATTRIBUTES_SECTION in lines else ()
-    ):
+    for line in section.splitlines():
         indent = len(line) - len(line.lstrip())
         if not indent:
             break
@@ -135,14 +123,7 @@ def _entries(doc: str) -> dict[str, list[str]]:
 def check_call(
     name: str, signature: inspect.Signature, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> None:
-    """Raise CallError if an argument is unknown, missing, or passed twice.
-
-    Args:
-        name: name of the public function, for the error.
-        signature: signature of the function that receives the arguments.
-        args: the positional arguments of the call.
-        kwargs: the keyword arguments of the call.
-    """
+    """Raise CallError, with the function's name, if an argument is unknown, missing or repeated."""
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -152,9 +133,8 @@ def check_call(
         for keyword in kwargs:
             if keyword not in parameters:
                 like = difflib.get_close_matches(keyword, parameters, n=1)
-                hint = (
-                    f": did you mean {like[0]!r}?" if like else f"; it has {', '.join(parameters)}"
-                )
+                named = f"; it has {', '.join(parameters)}"
+                hint = f": did you mean {like[0]!r}?" if like else named
                 raise CallError(
                     f"{name}() got an unexpected keyword argument {keyword!r}{hint}"
                 ) from None

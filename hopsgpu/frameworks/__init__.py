@@ -41,8 +41,8 @@ def environment(
     A parameter server does not join the workers' collectives: it gets `TF_CONFIG` and no GPU.
 
     Args:
-        visible: which GPUs a rank sees, as for `cuda.visible_gpus`.
-        memory_share: share of its GPU's memory that a rank may use, or None for all of it.
+        visible: as for `cuda.visible_gpus`.
+        memory_share: as for `gpu_memory_share.environment`.
         is_independent: whether frameworks see a world of this process only.
     """
     if is_independent:

@@ -13,9 +13,5 @@ from collections.abc import Collection
 
 
 def environment(gpus: Collection[str]) -> dict[str, str]:
-    """Return `ACCELERATE_USE_CPU` for a rank without GPUs. A user's own value takes precedence.
-
-    Args:
-        gpus: real GPUs of the rank, without simulated ones.
-    """
+    """Return `ACCELERATE_USE_CPU` for a rank without real GPUs. A user's value takes precedence."""
     return {} if gpus else {"ACCELERATE_USE_CPU": "true"}

@@ -23,8 +23,8 @@ class CallbackContext(Protocol):
 class MetricReporter:
     """A reporter of metrics whose names and values a library chooses.
 
-    A metric that cannot be recorded is left out, because it must not end the training. The first
-    problem of each kind becomes a warning of the run.
+    A metric that cannot be recorded must not end the training. The first problem of each kind
+    becomes a warning of the run.
     """
 
     def __init__(self, context: CallbackContext, library: str) -> None:
@@ -33,7 +33,6 @@ class MetricReporter:
         self._warned: set[str] = set()
 
     def report(self, step: int, values: Mapping[str, Any] | None) -> None:
-        """Report the values that can be recorded; None means no values."""
         metrics, problems = split_recordable(values or {})
         self._context.report(step, **metrics)
         for kind, problem in problems.items():

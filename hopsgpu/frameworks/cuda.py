@@ -28,31 +28,28 @@ _OLDEST_DRIVERS = {
 def visible_gpus(place: RankPlacement, visible: str | None = None) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs that a process sees, in CUDA's order.
 
+    A process without GPUs of its own sees none.
+
     Args:
-        place: the process's place. A process without GPUs of its own sees none.
         visible: "container" for all GPUs of the container, in the order of `LOCAL_RANK`; "rank" for
-            the rank's own; None for "container" if a rank has one GPU, and for "rank" if it has
-            several. In a container with MIG devices, a rank always sees only its own, because CUDA
-            shows only the first MIG device in the variable.
+            the rank's own; None for "container" if a rank has one GPU, else for "rank". In a
+            container with MIG devices, a rank always sees only its own, because CUDA shows only the
+            first MIG device in the variable.
 
     Raises:
         ConfigError: the rank has several GPUs, one of which is a MIG device.
     """
     if place.role != WORKER or not place.gpus:
         return ()
-    if any(gpu.startswith(_MIG) for gpu in place.container.gpus):
-        return _own_gpus(place)
-    chosen = visible or ("container" if len(place.gpus) == 1 else "rank")
-    return place.container.gpus if chosen == "container" else place.gpus
-
-
-def _own_gpus(place: RankPlacement) -> tuple[str, ...]:
     if len(place.gpus) > 1 and any(gpu.startswith(_MIG) for gpu in place.gpus):
         raise ConfigError(
             f"rank {place.rank} on {place.container.host} has {', '.join(place.gpus)}, but a CUDA"
             " process uses only one MIG device: set gpus_per_worker=1 and use more workers"
         )
-    return place.gpus
+    if any(gpu.startswith(_MIG) for gpu in place.container.gpus):
+        return place.gpus
+    chosen = visible or ("container" if len(place.gpus) == 1 else "rank")
+    return place.container.gpus if chosen == "container" else place.gpus
 
 
 def environment(place: RankPlacement, visible: str | None = None) -> dict[str, str]:
@@ -64,13 +61,9 @@ def environment(place: RankPlacement, visible: str | None = None) -> dict[str, s
 
 
 def oldest_driver(cuda: str) -> str | None:
-    """Return the oldest Linux driver for a CUDA version, without NVIDIA's compatibility package.
+    """Return the oldest Linux driver, such as "525", for a CUDA version, such as "12.4" or "12".
 
-    Args:
-        cuda: version of the toolkit, such as "12.4" or "12".
-
-    Returns:
-        The driver's version, such as "525"; None for an unknown CUDA version.
+    NVIDIA's compatibility package is not counted in. The result for an unknown version is None.
     """
     version = version_of(cuda)
     return _OLDEST_DRIVERS.get(version[:1]) or _OLDEST_DRIVERS.get(version[:2])

@@ -1,4 +1,4 @@
-"""The rendezvous endpoints of a gang's processes: addresses with ports that agents hold."""
+"""The rendezvous endpoints of a gang's processes, with ports that agents hold."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ def ports_needed(world: World, key: int) -> int:
 def endpoints_of(
     world: World, ports: Mapping[int, Sequence[int]], store_port: int | None = None
 ) -> Endpoints:
-    """Return the endpoints of a gang.
+    """Return the endpoints of a gang, given the ports that each container holds, by its key.
 
     Args:
-        ports: ports of each container, by its key; as many as `ports_needed` returns.
         store_port: port at which rank 0's agent serves a TCPStore, or None.
 
     Raises:
-        ValueError: a container holds fewer ports than it must.
+        ValueError: a container holds fewer ports than `ports_needed` returns.
     """
     servers: dict[int, Address] = {}
     spare: dict[int, Sequence[int]] = {}

@@ -12,11 +12,7 @@ VARIABLES = (SHARE,)
 
 
 def environment(place: RankPlacement, share: float | None) -> dict[str, str]:
-    """Return `HOPSGPU_MEMORY_SHARE` for a worker that may use only a share of its GPU's memory.
-
-    Args:
-        share: in (0, 1), or None for all of the memory.
-    """
+    """Return `HOPSGPU_MEMORY_SHARE` for a worker; the share is in (0, 1), or None for no limit."""
     if share is None or not place.gpus or place.role != WORKER:
         return {}
     return {SHARE: str(share)}

@@ -18,10 +18,8 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables of one worker.
 
-    Returns:
-        `HOPSGPU_COORDINATOR`, the `host:port` at which rank 0 may listen;
-        `JAX_COORDINATOR_ADDRESS`, with the same value; and, for a rank with GPUs,
-        `JAX_LOCAL_DEVICE_IDS`, the indexes of its own GPUs among the visible ones.
+    The coordinator is the `host:port` at which rank 0 may listen. A rank with GPUs also gets
+    `JAX_LOCAL_DEVICE_IDS`, the indexes of its own GPUs among the visible ones.
     """
     coordinator = host_port(endpoints.coordinator)
     variables = {"HOPSGPU_COORDINATOR": coordinator, "JAX_COORDINATOR_ADDRESS": coordinator}

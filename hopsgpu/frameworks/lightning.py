@@ -22,11 +22,8 @@ DEVICES, NUM_NODES = VARIABLES = ("PL_TRAINER_DEVICES", "PL_TRAINER_NUM_NODES")
 
 
 def environment(world: World) -> dict[str, str]:
-    """Return the defaults of a Trainer's `devices` and `num_nodes`.
-
-    The result is empty for a single rank, which may have several GPUs.
-    """
-    if world.size == 1:
+    """Return the defaults of a Trainer's `devices` and `num_nodes`."""
+    if world.size == 1:  # the rank may have several GPUs
         return {}
     return {
         DEVICES: str(world.ranks_per_container),

@@ -1,9 +1,8 @@
 """Proxy variables with which ranks connect to each other directly, without a configured proxy.
 
-TensorFlow and JAX connect their processes by gRPC, which uses `http_proxy` for addresses that are
-not in `no_proxy`. gRPC prefers `no_grpc_proxy` to `no_proxy`, and does not support `*`. For other
-programs, a single `*` means all addresses. Some programs read the lower-case names first, some only
-the upper-case names.
+TensorFlow and JAX use gRPC, which uses `http_proxy` for addresses that are not in `no_proxy`. gRPC
+prefers `no_grpc_proxy`, and does not support `*`. For other programs, a single `*` means all
+addresses. Some programs read the lower-case names first, some only the upper-case names.
 
 Source: gRPC's core, http_proxy_mapper.cc.
 """
@@ -27,12 +26,7 @@ def direct_hosts(world: World) -> list[str]:
 
 
 def direct_environment(variables: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
-    """Return the variables that exclude hosts from the proxy, besides the user's exclusions.
-
-    Args:
-        variables: variables of the process, including its user's.
-        hosts: result of `direct_hosts`.
-    """
+    """Return the variables that exclude hosts from the proxy, besides those of a process."""
     hosts = list(hosts)
     direct = {}
     for name, other in (("no_proxy", "NO_PROXY"), ("NO_PROXY", "no_proxy")):

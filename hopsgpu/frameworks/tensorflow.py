@@ -15,12 +15,10 @@ VARIABLES = ("TF_CONFIG",)
 
 
 def environment(world: World, place: RankPlacement, endpoints: Endpoints) -> dict[str, str]:
-    """Return the variable of one process, worker or parameter server.
+    """Return `TF_CONFIG` for one process, worker or parameter server.
 
-    Returns:
-        `TF_CONFIG`. Without parameter servers, all ranks are workers, as
-        MultiWorkerMirroredStrategy expects. With parameter servers, rank 0 is the chief, which
-        coordinates, and rank 1 is worker 0.
+    Without parameter servers, all ranks are workers, as MultiWorkerMirroredStrategy expects. With
+    parameter servers, rank 0 is the chief, which coordinates, and rank 1 is worker 0.
     """
     servers = [host_port(address) for address in endpoints.servers]
     workers, ps = servers[: world.size], servers[world.size :]

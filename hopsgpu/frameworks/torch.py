@@ -15,37 +15,17 @@ from dataclasses import dataclass
 from hopsgpu.core.gang import RankPlacement, World
 
 VARIABLES = (
-    "GLOO_SOCKET_IFNAME",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "NCCL_SOCKET_IFNAME",
-    "NODE_RANK",
-    "RANK",
-    "ROLE_NAME",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "TORCHELASTIC_MAX_RESTARTS",
-    "TORCHELASTIC_RESTART_COUNT",
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_USE_AGENT_STORE",
-    "TP_SOCKET_IFNAME",
-    "WORLD_SIZE",
+    *("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RESTART_COUNT"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"),
 )
 
 
 @dataclass(frozen=True)
 class Restarts:
-    """The run and the attempt, which torchrun sets for its workers.
-
-    Attributes:
-        run_id: id of the run.
-        attempt: number of the attempt, from 0.
-        max_restarts: how many further attempts are allowed.
-    """
+    """The run and the attempt, which torchrun sets for its workers; attempts count from 0."""
 
     run_id: str
     attempt: int = 0
@@ -60,15 +40,10 @@ def environment(
     *,
     is_hosted: bool = False,
 ) -> dict[str, str]:
-    """Return the variables of one worker.
+    """Return all variables that torchrun sets for one worker, `NODE_RANK`, and the interface's.
 
     Args:
-        is_hosted: whether an agent serves the TCPStore there; otherwise rank 0 does.
-
-    Returns:
-        All variables that torchrun sets, and `NODE_RANK`. With `is_hosted`, a variable makes rank 0
-        join the store instead of serving one. Three variables name the network interface for gloo,
-        NCCL and TensorPipe, if it is known.
+        is_hosted: whether an agent serves the TCPStore at `master`, so that rank 0 only joins it.
     """
     address, port = master
     variables = {

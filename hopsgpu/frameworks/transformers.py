@@ -24,9 +24,8 @@ _SHARDED = frozenset({"FSDP", "DEEPSPEED", "MEGATRON_LM"})
 def gang_callback(context: CallbackContext) -> Any:
     """Return a TrainerCallback that reports metrics and saves checkpoints to the lake.
 
-    The callback reports metrics to the driver, and saves each checkpoint. Each rank saves its own
-    files (the state of its random numbers, its shard), and rank 0 saves files that several ranks
-    have, as with `save_on_each_node=True`. Resume with
+    Each rank saves its own files (the state of its random numbers, its shard). Rank 0 saves files
+    that several ranks have, as with `save_on_each_node=True`. Resume with
     `trainer.train(resume_from_checkpoint=context.latest_checkpoint(all_ranks=True))`.
 
     Args:
@@ -57,10 +56,7 @@ def gang_callback(context: CallbackContext) -> Any:
 def own_names(names: Iterable[str], rank: int) -> list[str]:
     """Return the files of a checkpoint that a rank saves if ranks have no process group.
 
-    Other ranks than rank 0 save only the state of their random numbers.
-
-    Args:
-        names: names of the files in the directory, which ranks may share.
+    Ranks, which may share the directory, save the state of their random numbers, rank 0 the rest.
     """
     owners = {name: _RANDOM_STATE.fullmatch(name) for name in names}
     return [name for name, match in owners.items() if (int(match[1]) if match else 0) == rank]
@@ -85,10 +81,10 @@ def _names_of_no_lower_rank(names: list[str], rank: int, world_size: int) -> lis
 
     After the call, all ranks have written their files.
     """
-    distributed = importlib.import_module("torch.distributed")
-    names_by_rank: list[list[str]] = [[] for _ in range(world_size)]
     if world_size == 1:
         return names
+    distributed = importlib.import_module("torch.distributed")
+    names_by_rank: list[list[str]] = [[] for _ in range(world_size)]
     distributed.all_gather_object(names_by_rank, names)
     lower = {name for other_names in names_by_rank[:rank] for name in other_names}
     return [name for name in names if name not in lower]

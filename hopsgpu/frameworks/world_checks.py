@@ -1,17 +1,15 @@
 """Checks in a rank that its frameworks train with all ranks of the gang.
 
-If a framework finds only one rank in a gang of several, each rank trains alone, and the run
-succeeds with models of a part of the data. When a framework is imported, the functions that join
-ranks or start training are wrapped. They raise an error if the framework's world size differs from
-the gang's. Default values of Lightning's `devices` and `num_nodes`, which LightningCLI passes
-explicitly, are replaced by the gang's.
+If a framework finds only one rank in a gang of several, each rank trains on a part of the data, and
+the run succeeds. Functions that join ranks or start training are therefore wrapped: they raise an
+error if the framework's world size differs from the gang's. Default values of Lightning's `devices`
+and `num_nodes`, which LightningCLI passes explicitly, are replaced by the gang's.
 
 Only the rank's own process is checked, not processes that it forks.
 
-Sources: torch.distributed.distributed_c10d and torch.optim.optimizer of torch 2.15,
-`_AcceleratorConnector` and `_Connector` of Lightning 2.6, `PartialState` of accelerate 1.15, the
-backends' trainers of Keras 3.15, `Model` of tf-keras 2.21, jax/_src/distributed.py and
-jax/_src/api.py of JAX 0.10, tensorflow/python/eager/backprop.py of TensorFlow 2.21.
+Sources: distributed_c10d.py and optimizer.py of torch 2.15; `_AcceleratorConnector` and `_Connector`
+of Lightning 2.6; `PartialState` of accelerate 1.15; the backends' trainers of Keras 3.15; `Model` of
+tf-keras 2.21; distributed.py and api.py of jax/_src 0.10; backprop.py of TensorFlow 2.21.
 """
 
 from __future__ import annotations
@@ -57,6 +55,7 @@ _KERAS = {
     ),
     "torch": "write training steps of your own with DistributedDataParallel",
 }
+_KERAS_TRAINERS = {"tensorflow": "TensorFlowTrainer", "jax": "JAXTrainer", "torch": "TorchTrainer"}
 # Lightning's values for "all devices".
 _ALL_DEVICES = ("auto", -1, "-1", None)
 _ONE_NODE = (1, "1")
@@ -65,11 +64,7 @@ _TORCH_NAMES = ("torch.distributed", "torch.distributed.device_mesh")
 
 
 class WorldChecks:
-    """The checks of one rank.
-
-    Args:
-        world_size: number of ranks of the gang, which frameworks should report.
-    """
+    """The checks of one rank, in a gang of `world_size` ranks."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -95,11 +90,7 @@ class WorldChecks:
             f"keras.src.backend.{backend}.trainer": functools.partial(
                 self._wrap_keras, name, backend
             )
-            for backend, name in (
-                ("tensorflow", "TensorFlowTrainer"),
-                ("jax", "JAXTrainer"),
-                ("torch", "TorchTrainer"),
-            )
+            for backend, name in _KERAS_TRAINERS.items()
         }
         installs: dict[str, Callable[[Any], None]] = {
             "torch.distributed.distributed_c10d": self._wrap_init_process_group,
@@ -284,7 +275,6 @@ def _replace(module: Any, name: str, function: Any, importers: tuple[str, ...]) 
 
 
 def _call_before(kind: type, name: str, check: Callable[[Any], None]) -> None:
-    """Wrap a method of a class: `check` gets the object before each call."""
     original = getattr(kind, name)
 
     @functools.wraps(original)

@@ -110,7 +110,6 @@ def _tracker(host: str, world_size: int) -> Iterator[dict[str, Any]]:
 
 
 def _announce(address: tuple[str, int], tracker: dict[str, Any], world_size: int) -> None:
-    """Send the tracker's address to all other ranks."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     deadline = time.monotonic() + _SECONDS
     answered: set[int] = set()
@@ -134,7 +133,7 @@ def _announce(address: tuple[str, int], tracker: dict[str, Any], world_size: int
 
 
 def _find_tracker(address: tuple[str, int], rank: int) -> dict[str, Any]:
-    """Return the tracker's address, for which rank 0 is polled."""
+    """Poll rank 0 for the tracker's address."""
     log.debug("XGBoost: waits until rank 0 calls communicator()")
     deadline = time.monotonic() + _SECONDS
     while time.monotonic() < deadline:

@@ -167,8 +167,9 @@ def pickle_warning(paths: Iterable[str]) -> str | None:
         return None
     return (
         f"{', '.join(sorted(pickles))}: whoever loads a pickle runs the code in it, and a later"
-        " version of the library may not read it; for scikit-learn, publish what skops.io.dump writes, and for"
-        " Hugging Face's libraries what save_pretrained(safe_serialization=True) writes"
+        " version of the library may not read it; for scikit-learn, publish what skops.io.dump"
+        " writes, and for Hugging Face's libraries what"
+        " save_pretrained(safe_serialization=True) writes"
     )
 
 

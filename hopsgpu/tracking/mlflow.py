@@ -30,29 +30,20 @@ _DEFAULTS = {
 
 @dataclass(frozen=True)
 class Tracking:
-    """The MLflow server and experiment for runs.
-
-    Attributes:
-        uri: MLflow's tracking URI.
-        experiment: name of MLflow's experiment; created if missing.
-    """
+    """The URI of an MLflow server, and an experiment, which is created if missing."""
 
     uri: str
     experiment: str = EXPERIMENT
 
     @property
     def display_uri(self) -> str:
-        """Return the URI without user and password."""
+        """The URI without user and password."""
         parts = urllib.parse.urlsplit(self.uri)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def tracking_to(uri: str | None, experiment: str | None) -> Tracking | None:
-    """Return where to log runs; None if MLflow is not requested.
-
-    Args:
-        uri: `spark.hopsgpu.mlflow`.
-        experiment: `spark.hopsgpu.mlflow.experiment`.
+    """Return where to log runs, given `spark.hopsgpu.mlflow` and its experiment, or None.
 
     Raises:
         ConfigError: MLflow is not installed at the driver.
@@ -74,17 +65,13 @@ def tracking_to(uri: str | None, experiment: str | None) -> Tracking | None:
 def log(
     tracking: Tracking, run_url: str, code: Provenance | None, seconds: float = _SECONDS
 ) -> None:
-    """Log a run that has ended to MLflow, and wait for the result.
+    """Log a run that has ended, given its directory, to MLflow, and wait for the result.
 
     A separate process (`mlflow_logger`) does it, because the import of MLflow takes seconds, and
     environment variables set its timeouts.
 
-    Args:
-        run_url: the run's directory, with record and metrics.
-        seconds: seconds after which logging is abandoned.
-
     Raises:
-        HopsGpuError: the log in MLflow is incomplete.
+        HopsGpuError: the log in MLflow is incomplete after `seconds`.
     """
     began = time.monotonic()
     request = {
@@ -122,7 +109,6 @@ def log(
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Return variables with which the other process has this process's `sys.path`."""
     return {**_DEFAULTS, **ours, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
 
 

@@ -41,14 +41,7 @@ _NO_REGISTRY = ("ENDPOINT_NOT_FOUND", "FEATURE_DISABLED", "NOT_IMPLEMENTED")
 
 
 class MetricValue(NamedTuple):
-    """A value of a metric.
-
-    Attributes:
-        name: name that MLflow accepts.
-        value: the value, which may be NaN or infinite.
-        time: milliseconds since the epoch.
-        step: step of the report.
-    """
+    """A metric's value, which may be NaN or infinite, at milliseconds since the epoch."""
 
     name: str
     value: float
@@ -57,7 +50,6 @@ class MetricValue(NamedTuple):
 
 
 def main() -> None:
-    """Log the run that standard input names."""
     request = json.load(sys.stdin)
     # Exit even if the driver, which kills this process at a timeout, has died.
     signal.alarm(int(request["seconds"]) + 1)
@@ -80,12 +72,7 @@ def log_run(
     parameters: Mapping[str, Any],
     code_digest: str = "",
 ) -> list[str]:
-    """Log a run; return the problems as texts.
-
-    Args:
-        parameters: parameters of its function, by name, as plain data.
-        code_digest: digest of its function, "" if unknown.
-    """
+    """Log a run with the `Provenance` of its function; return the problems as texts."""
     problems: list[str] = []
     with _collect_problem(problems, "the run"):
         record = parse((directory / RECORD).read(LARGEST_RECORD))
@@ -119,7 +106,6 @@ def log_run(
 
 
 def tags_of(record: RunRecord, url: str, code_digest: str) -> dict[str, str]:
-    """Return the tags of a run, without missing values."""
     model = record.model
     tags = {
         "mlflow.user": record.user,
@@ -161,13 +147,10 @@ def seconds_of(record: RunRecord) -> list[MetricValue]:
 
 
 def values_of(attempts: Iterable[Iterable[bytes]]) -> list[MetricValue]:
-    """Return a rank's reported values, without those that a later attempt repeats.
+    """Return a rank's reported values, given the lines of its record in each attempt in order.
 
-    An attempt resumes from a checkpoint. Values of earlier attempts from its first step on are left
+    An attempt resumes from a checkpoint: values of earlier attempts from its first step on are left
     out.
-
-    Args:
-        attempts: lines of the rank's record, for each attempt in order.
     """
     values: list[MetricValue] = []
     for lines in attempts:
@@ -179,9 +162,9 @@ def values_of(attempts: Iterable[Iterable[bytes]]) -> list[MetricValue]:
 
 
 def thin_out(values: Sequence[MetricValue], limit: int = _MAX_VALUES) -> list[MetricValue]:
-    """Return at most `limit` values: of a long metric every n-th value and the last.
+    """Return at most `limit` values, but at least two of each metric.
 
-    Each metric keeps at least two values, even above the limit.
+    A long metric keeps every n-th value and the last.
     """
     by_name: dict[str, list[MetricValue]] = {}
     for value in values:
@@ -251,7 +234,7 @@ def _experiment(client: MlflowClient, name: str) -> str:
 
 
 def _register(client: MlflowClient, mlflow_id: str, record: RunRecord, url: str) -> None:
-    """Register the version on the lake in MLflow's model registry, if there is one."""
+    """Register a version on the lake in MLflow's model registry, if the server has one."""
     name = record.spec.model or ""
     tags = {"hopsgpu.model.version": version_of(url), "hopsgpu.run_id": record.run_id}
     with _ignore_codes(*_NO_REGISTRY):
@@ -265,7 +248,6 @@ def _register(client: MlflowClient, mlflow_id: str, record: RunRecord, url: str)
 
 @contextlib.contextmanager
 def _ignore_codes(*codes: str) -> Iterator[None]:
-    """Suppress MLflow's errors with one of these codes."""
     from mlflow.exceptions import MlflowException
 
     try:
