@@ -7,9 +7,10 @@ and `num_nodes`, which LightningCLI passes explicitly, are replaced by the gang'
 
 Only the rank's own process is checked, not processes that it forks.
 
-Sources: distributed_c10d.py and optimizer.py of torch 2.15; `_AcceleratorConnector` and `_Connector`
-of Lightning 2.6; `PartialState` of accelerate 1.15; the backends' trainers of Keras 3.15; `Model` of
-tf-keras 2.21; distributed.py and api.py of jax/_src 0.10; backprop.py of TensorFlow 2.21.
+Sources: distributed_c10d.py and optimizer.py of torch 2.15; `_AcceleratorConnector` and
+`_Connector` of Lightning 2.6; `PartialState` of accelerate 1.15; the backends' trainers of Keras
+3.15; `Model` of tf-keras 2.21; distributed.py and api.py of JAX 0.10; backprop.py of TensorFlow
+2.21.
 """
 
 from __future__ import annotations
