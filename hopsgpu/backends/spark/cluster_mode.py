@@ -50,12 +50,14 @@ class SubmittedApplication:
         tag: str,
         say: Say,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._manager = manager
         self._nodes = nodes
         self._tag = tag
         self._say = say
         self._clock = clock
+        self._sleep = sleep
         self._began = clock()
 
     def submit(self, command: Sequence[str], environ: Mapping[str, str]) -> ApplicationState:
@@ -122,7 +124,7 @@ class SubmittedApplication:
                 self._say(f"{self._clock() - self._began:6.1f} s: {text}")
                 last_gist = gist
             # Poll: YARN does not notify clients of a change.
-            time.sleep(_POLL_SECONDS)
+            self._sleep(_POLL_SECONDS)
 
     def report_end(self, state: ApplicationState) -> None:
         """Report how the application ended, with the last lines of its driver's output.
@@ -166,7 +168,7 @@ class SubmittedApplication:
                 problem = str(error)
             if self._clock() >= deadline:
                 break
-            time.sleep(_POLL_SECONDS / 10)
+            self._sleep(_POLL_SECONDS / 10)
         if not is_requested:
             self._say_if_possible(
                 f"the application may still be running ({problem}): find it with yarn application"

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import zipfile
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +26,7 @@ from hopsgpu.backends.spark.pyspark_archives import (
     bytecode_of_new_jvm,
     with_bytecode,
 )
+from tests.process.backends.python import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 HOME = Path(pyspark.__file__).parent
@@ -83,17 +83,8 @@ def caches(tmp_path: Path) -> Path:
 
 def imported(zips: list[Path], *modules: str) -> dict[str, list[str]]:
     """What SHOWS prints of modules that a process imports from these zips."""
-    path = os.pathsep.join([*map(str, zips), str(ROOT)])
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
-    ran = subprocess.run(
-        [sys.executable, "-c", SHOWS, *modules],
-        env={**environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    shown: dict[str, list[str]] = json.loads(ran.stdout)
+    (line,) = run_python(SHOWS, [*zips, ROOT], *modules)
+    shown: dict[str, list[str]] = json.loads(line)
     return shown
 
 
@@ -124,45 +115,32 @@ def test_code_comes_from_bytecode_with_the_right_file_names(built: PysparkArchiv
         assert loader == "BytecodeImporter"
 
 
-def test_bytecode_is_what_runs(built: PysparkArchives, tmp_path: Path) -> None:
+GOOD = unchecked_pyc(compile("WHICH = 'bytecode'", "any name", "exec"))
+
+
+@pytest.mark.parametrize(
+    ("content", "used"),
+    [
+        (GOOD, "bytecode"),
+        # Of another Python, cut and empty.
+        (bytes(byte ^ 1 for byte in GOOD[:2]) + GOOD[2:], "source"),
+        (GOOD[:10], "source"),
+        (b"", "source"),
+    ],
+)
+def test_bytecode_that_this_python_can_use_is_what_runs(
+    tmp_path: Path, content: bytes, used: str
+) -> None:
     """A module whose bytecode and source differ shows which of the two is used."""
     archive = tmp_path / "pyspark.zip"
-    code = compile("WHICH = 'bytecode'", "any name", "exec")
-    with zipfile.ZipFile(archive, "w") as zipped:
-        zipped.writestr("spark_module.py", "WHICH = 'source'")
-        zipped.writestr(f"__pycache__/spark_module.{TAG}.pyc", unchecked_pyc(code))
-    assert which(archive, install=True) == "bytecode"
-    # Any other process does not even see the bytecode.
-    assert which(archive, install=False) == "source"
-
-
-@pytest.mark.parametrize("damage", ["other magic", "cut", "empty"])
-def test_bytecode_that_this_python_cannot_use_is_passed_over(tmp_path: Path, damage: str) -> None:
-    archive = tmp_path / "pyspark.zip"
-    good = unchecked_pyc(compile("WHICH = 'bytecode'", "any name", "exec"))
-    other = bytes(byte ^ 1 for byte in good[:2]) + good[2:]
-    content = {"other magic": other, "cut": good[:10], "empty": b""}[damage]
     with zipfile.ZipFile(archive, "w") as zipped:
         zipped.writestr("spark_module.py", "WHICH = 'source'")
         zipped.writestr(f"__pycache__/spark_module.{TAG}.pyc", content)
-    assert which(archive, install=True) == "source"
-
-
-def which(archive: Path, *, install: bool) -> str:
-    says = "bytecode_importer.install()" if install else "bytecode_importer"
-    ran = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"from hopsgpu.spark import bytecode_importer; {says}\n"
-            "import spark_module; print(spark_module.WHICH)",
-        ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(archive), str(ROOT)])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return ran.stdout.strip()
+    shows = "import spark_module; print(spark_module.WHICH)"
+    installs = "from hopsgpu.spark import bytecode_importer; bytecode_importer.install()\n"
+    assert run_python(installs + shows, [archive, ROOT]) == [used]
+    # Any other process does not even see the bytecode.
+    assert run_python(shows, [archive, ROOT]) == ["source"]
 
 
 def test_zips_without_bytecode_are_imported_from_their_sources() -> None:
@@ -191,22 +169,14 @@ def test_other_zips_keep_python_s_own_importer(tmp_path: Path) -> None:
 
 def test_the_daemon_imports_no_more_than_spark_s_own() -> None:
     """What it imports would hide users' modules of the same name in all workers."""
-    ran = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from pyspark import daemon;"
-            " import hopsgpu.linux; before = set(sys.modules);"
-            " from hopsgpu.spark import daemon as ours; daemon.manager = lambda: None; ours.main();"
-            " print(*sorted(set(sys.modules) - before))",
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
+    code = (
+        "import sys; from pyspark import daemon;"
+        " import hopsgpu.linux; before = set(sys.modules);"
+        " from hopsgpu.spark import daemon as ours; daemon.manager = lambda: None; ours.main();"
+        " print(*sorted(set(sys.modules) - before), sep='\\n')"
     )
     own = ["hopsgpu.spark", "hopsgpu.spark.bytecode_importer", "hopsgpu.spark.daemon"]
-    assert ran.stdout.split() == own
+    assert run_python(code, [ROOT]) == own
 
 
 def test_second_call_uses_what_is_there(spark_home: Path, caches: Path) -> None:

@@ -44,6 +44,8 @@ from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.application_state import ApplicationState, application_state_of
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.yarn.resources import GPU
+from tests.process.backends.python import run_python
 from tests.unit.rest import serving
 
 HERE = "/v/bin/python"
@@ -99,10 +101,8 @@ def test_what_a_person_says_is_what_spark_submit_is_given(script: str) -> None:
 def test_the_deploy_mode_is_the_nearest_word(script: str) -> None:
     assert conf_for(SubmitJob(script))[DEPLOY] == "client"
     assert conf_for(SubmitJob(script), {DEPLOY: "cluster"})[DEPLOY] == "cluster"
-    assert (
-        conf_for(SubmitJob(script, conf={DEPLOY: "client"}), {DEPLOY: "cluster"})[DEPLOY]
-        == "client"
-    )
+    asked = SubmitJob(script, conf={DEPLOY: "client"})
+    assert conf_for(asked, {DEPLOY: "cluster"})[DEPLOY] == "client"
     mine = SubmitJob(script, deploy_mode="cluster", conf={DEPLOY: "client"})
     assert conf_for(mine)[DEPLOY] == "cluster"
     # What runs on without the command has no driver here, whatever the site's file says.
@@ -173,9 +173,8 @@ def test_spark_submit_is_looked_for_in_order(tmp_path: Path) -> None:
 
 def test_one_of_a_name_is_shipped() -> None:
     admins = f"hdfs:///apps/d.tar.gz#{ALIAS},x.zip#x"
-    assert (
-        with_entry(admins, f"file:///t/d2.tar.gz#{ALIAS}") == f"x.zip#x,file:///t/d2.tar.gz#{ALIAS}"
-    )
+    ours = f"file:///t/d2.tar.gz#{ALIAS}"
+    assert with_entry(admins, ours) == f"x.zip#x,{ours}"
     assert with_entry("hdfs:///a/h.zip", "file:///t/h.zip") == "file:///t/h.zip"
     assert with_entry(None, "file:///t/h.zip") == "file:///t/h.zip"
 
@@ -253,15 +252,7 @@ def test_a_driver_in_yarn_packs_what_it_was_shipped(tmp_path: Path) -> None:
         "print(hopsgpu.__file__);"
         "pack_package(Path(sys.argv[1])); print(*[r.path for r in import_roots(pack_package)])"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "again.zip")],
-        env={**os.environ, "PYTHONPATH": f"{modules}:{package}"},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    where, roots = ran.stdout.splitlines()
+    where, roots = run_python(code, [modules, package], tmp_path / "again.zip")
     assert where.startswith(str(package))
     assert str(modules) in roots.split()
     names = [zipfile.ZipFile(tmp_path / n).namelist() for n in ("again.zip", package.name)]
@@ -280,12 +271,7 @@ def test_what_was_shipped_is_packed_again_from_a_directory(tmp_path: Path) -> No
         "import sys; from hopsgpu.backends.spark.package_archive import *\n"
         "pack_package(Path(sys.argv[1]))"
     )
-    subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "again.zip")],
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "there")},
-        cwd="/",
-        check=True,
-    )
+    run_python(code, [tmp_path / "there"], tmp_path / "again.zip")
     names = [zipfile.ZipFile(tmp_path / n).namelist() for n in ("again.zip", package.name)]
     assert names[0] == names[1] and len(set(names[0])) == len(names[0])
 
@@ -301,15 +287,7 @@ def test_what_is_shipped_is_imported_as_bytecode(tmp_path: Path) -> None:
         "try:\n  hopsgpu.rank.entry.run(None)\n"
         "except TypeError:\n  print(traceback.format_exc())\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(package)},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    files, *told = ran.stdout.splitlines()
+    files, *told = run_python(code, [package])
     assert len(files.split()) > 20
     assert all(file.startswith(str(package)) for file in files.split())
     assert all(file.endswith(".pyc") for file in files.split())
@@ -342,9 +320,8 @@ def test_a_driver_in_yarn_sets_what_is_not_too_late() -> None:
     assert found[ARCHIVES] == SUBMITTED[ARCHIVES]
     # What it was submitted with wins over ours.
     other = {**SUBMITTED, "spark.executor.heartbeat.maxFailures": "7"}
-    assert (
-        settings_inside(SESSION_DEFAULTS, other, {})["spark.executor.heartbeat.maxFailures"] == "7"
-    )
+    found = settings_inside(SESSION_DEFAULTS, other, {})
+    assert found["spark.executor.heartbeat.maxFailures"] == "7"
 
 
 @pytest.mark.parametrize(
@@ -575,22 +552,17 @@ def attended(
 ) -> tuple[SubmittedApplication, list[str]]:
     said: list[str] = []
     nodes = nodes or NodeManagers({}.get)
-    return SubmittedApplication(manager, nodes, "t", said.append, clock), said  # type: ignore[arg-type]
+    given: Any = manager
+    return SubmittedApplication(given, nodes, "t", said.append, clock, pass_time), said
 
 
-def test_who_waits_is_told_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._POLL_SECONDS", 0.0)
-    usages = {
-        "resourceUsagesByPartition": [
-            {
-                "used": {
-                    "resourceInformations": {
-                        "resourceInformation": [{"name": "yarn.io/gpu", "value": 4}]
-                    }
-                }
-            }
-        ]
-    }
+def pass_time(seconds: float) -> None:
+    """Do not wait."""
+
+
+def test_who_waits_is_told_each_change_once() -> None:
+    used = {"resourceInformations": {"resourceInformation": [{"name": GPU, "value": 4}]}}
+    usages = {"resourceUsagesByPartition": [{"used": used}]}
     log = "http://n1:8042/node/containerlogs/container_1_7_01_000001/alice"
     running = {"state": "RUNNING", "amContainerLogs": log, "amHostHttpAddress": "n1:8042"}
     ended = {**running, "state": "FINISHED", "finalStatus": "SUCCEEDED"}
@@ -609,10 +581,7 @@ def test_who_waits_is_told_each_change_once(monkeypatch: pytest.MonkeyPatch) -> 
     ]
 
 
-def test_what_yarn_writes_anew_with_each_heartbeat_is_told_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._POLL_SECONDS", 0.0)
+def test_what_yarn_writes_anew_with_each_heartbeat_is_told_once() -> None:
 
     def waiting(second: int, why: str) -> dict[str, str]:
         details = f"Details : AM Partition = <DEFAULT_PARTITION>; Queue's used capacity = {second}"
@@ -715,8 +684,7 @@ def test_of_one_that_was_killed_only_that_is_told() -> None:
     assert said[0].startswith("application_1_7 has ended: KILLED: waiting for resources.")
 
 
-def test_what_ends_the_command_ends_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._POLL_SECONDS", 0.0)
+def test_what_ends_the_command_ends_the_application() -> None:
     killed = {"state": "KILLED", "finalStatus": "KILLED"}
     manager = Manager({}, killed)
     follower, said = attended(manager)
@@ -735,10 +703,7 @@ def test_what_ends_the_command_ends_the_application(monkeypatch: pytest.MonkeyPa
     assert len(said) == 1 and "may still be running (no answer)" in said[0]
 
 
-def test_an_application_is_ended_though_nobody_hears_of_it_and_yarn_is_away_at_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._POLL_SECONDS", 0.0)
+def test_an_application_is_ended_though_nobody_hears_of_it_and_yarn_is_away_at_first() -> None:
     killed = {"state": "KILLED", "finalStatus": "KILLED"}
     manager = Manager(HopsGpuError("standby"), {}, killed)
 
@@ -746,7 +711,8 @@ def test_an_application_is_ended_though_nobody_hears_of_it_and_yarn_is_away_at_f
         raise BrokenPipeError(text)
 
     nodes = NodeManagers({}.get)
-    follower = SubmittedApplication(manager, nodes, "t", unheard, lambda: 0.0)  # type: ignore[arg-type]
+    given: Any = manager
+    follower = SubmittedApplication(given, nodes, "t", unheard, lambda: 0.0, pass_time)
     with pytest.raises(SystemExit), follower.end_on_error():
         raise SystemExit(129)
     assert manager.killed == [("application_1_7", "alice")]

@@ -6,6 +6,7 @@ The queue of gangs, Spark and YARN are stand-ins; tests/cluster/test_search.py h
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.peer import DriverEndpoint
-from hopsgpu.errors import GangTimeout, HopsGpuError
+from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.gpu_holders import GpuFacts
 from hopsgpu.yarn.resource_manager import PriorityContainers
 from tests.conftest import until
@@ -140,17 +141,6 @@ class Site:
         )
 
 
-class Watcher:
-    def state(self, *told: Any) -> None:
-        return
-
-    def on_parked(self, hosts: Sequence[str]) -> None:
-        return
-
-    def mark(self, point: str) -> None:
-        return
-
-
 Made = Callable[..., tuple[Site, YarnElasticAllocator]]
 
 
@@ -173,7 +163,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     def make(free: int, timeout: float | None) -> tuple[Site, YarnElasticAllocator]:
         site: Any = Site(free)
         monkeypatch.setattr(elastic_allocator, "queued_gang", site.queued_gang)
-        request = plans.request(Watcher(), 4, timeout)
+        watcher = SimpleNamespace(
+            state=lambda *told: None, on_parked=lambda hosts: None, mark=lambda point: None
+        )
+        request = plans.request(watcher, 4, timeout)
         profile: Any = SimpleNamespace(id=1)
         server: Any = SimpleNamespace()
         resources = Executors(site, profile, server, DriverEndpoint("", 0, b"", None))
@@ -197,12 +190,12 @@ def come(site: Site, lease: YarnElasticAllocator, job: Job) -> None:
     lease._record_arrival(container)
 
 
-def late(lease: YarnElasticAllocator) -> str:
-    """How the search ends since no executor has come; "" while it goes on."""
+def problem_of(lease: YarnElasticAllocator) -> str:
+    """Why the search ends since no executor has come; "" while it goes on."""
     try:
         lease.check()
-    except GangTimeout as error:
-        return str(error)
+    except HopsGpuError as error:
+        return f"{type(error).__name__}: {error}"
     return ""
 
 
@@ -217,7 +210,7 @@ def test_once_one_has_come_others_are_waited_for_behind_all_gangs_and_without_bo
     come(site, lease, site.jobs[0])
     assert until(lambda: len(site.asked) == 3, SECONDS)
     assert site.asked[2] == (None, True)
-    assert not until(lambda: late(lease), 1.0)
+    assert not until(lambda: problem_of(lease), 1.0)
     assert "the cluster is full" in lease.wait_reason
 
 
@@ -228,8 +221,8 @@ def test_the_first_is_waited_for_no_longer_than_it_may(made: Made, free: int) ->
     # The sampler has no more.
     assert until(lambda: len(site.jobs) == free, SECONDS)
     lease.set_wanted(2, 1)
-    assert until(lambda: late(lease), SECONDS)
-    assert "arrived within 0.5 s" in late(lease)
+    assert until(lambda: problem_of(lease), SECONDS)
+    assert re.match("GangTimeout.* arrived within 0.5 s", problem_of(lease))
 
 
 def test_an_executor_that_arrives_while_requests_are_withdrawn_has_no_trial(made: Made) -> None:
@@ -257,7 +250,7 @@ def test_who_has_been_put_aside_is_not_the_first(made: Made) -> None:
     lease.set_wanted(1, 1)
     assert until(lambda: site.jobs, SECONDS)
     lease._job_of(Message("hello", {"job": site.jobs[0].tag, "container": "c1"}))
-    assert until(lambda: late(lease), SECONDS)
+    assert until(lambda: problem_of(lease), SECONDS)
 
 
 @pytest.mark.parametrize("wanted", [1, 4])
@@ -277,17 +270,11 @@ def test_executors_that_end_again_and_again_are_given_back_for_a_while(
 
     assert until(ended, SECONDS)
     assert until(lambda: "given back (time 1); asks again soon" in lease.wait_reason, SECONDS)
-    assert (
-        "before that, 4 ended unexpectedly on node1, see the node's log of ended"
-        in lease.wait_reason
-    )
+    assert "before that, 4 ended unexpectedly on node1" in lease.wait_reason
     assert until(lambda: len(site.jobs) == 2, SECONDS), "asked for again"
     come(site, lease, site.jobs[1])
-    assert (
-        not lease.wait_reason
-        if wanted == 1
-        else until(lambda: "ended unexpectedly" not in lease.wait_reason, SECONDS)
-    )
+    assert until(lambda: "ended unexpectedly" not in lease.wait_reason, SECONDS)
+    assert wanted == 4 or not lease.wait_reason
 
 
 @pytest.mark.parametrize("reachable", [True, False])
@@ -352,13 +339,4 @@ def test_that_nobody_asks_any_more_is_told(made: Made, monkeypatch: pytest.Monke
     _, lease = made(free=1, timeout=None)
     monkeypatch.setattr(elastic_allocator, "queued_gang", fail)
     lease.set_wanted(1, 1)
-
-    def problem() -> str:
-        try:
-            lease.check()
-        except HopsGpuError as error:
-            return str(error)
-        return ""
-
-    assert until(problem, SECONDS)
-    assert "executors could not be requested from Spark: OverflowError: too large" in problem()
+    assert until(lambda: "Spark: OverflowError: too large" in problem_of(lease), SECONDS)

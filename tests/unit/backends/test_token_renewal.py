@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from py4j.protocol import Py4JNetworkError
@@ -17,7 +18,6 @@ from py4j.protocol import Py4JNetworkError
 from hopsgpu.agent.rank_environment import rank_environment
 from hopsgpu.backends.gang_allocation import GangAllocation
 from hopsgpu.backends.spark import token_renewal as tokens_module
-from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.token_renewal import (
     POLL_SECONDS,
     TokenSender,
@@ -38,6 +38,18 @@ from hopsgpu.storage.hadoop_tokens import (
 )
 
 HDFS = b"HDFS_DELEGATION_TOKEN"
+
+
+def jvm_with(tokens: bytes, pause: float | None = None, *, is_kerberized: bool = True) -> Any:
+    """A stand-in for `Jvm`; `planned` collects its calls of `plan_new_tokens`."""
+    planned: list[None] = []
+    return SimpleNamespace(
+        is_kerberized=lambda: is_kerberized,
+        hdfs_tokens=lambda: tokens,
+        seconds_to_new_tokens=lambda: pause,
+        plan_new_tokens=lambda: planned.append(None),
+        planned=planned,
+    )
 
 
 def vint(number: int) -> bytes:
@@ -252,18 +264,7 @@ def test_the_date_at_which_ranks_lose_hdfs_is_told_before(
 ) -> None:
     if "spark.kerberos.keytab" in settings:
         settings["spark.kerberos.principal"] = "alice@LAKE.EXAMPLE"
-
-    class Standin:
-        def is_kerberized(self) -> bool:
-            return True
-
-        def hdfs_tokens(self) -> bytes:
-            return DATED
-
-        def seconds_to_new_tokens(self) -> None:
-            return None
-
-    warnings = expiry_warnings(cast(Jvm, Standin()), settings.get)
+    warnings = expiry_warnings(jvm_with(DATED), settings.get)
     if words is None:
         assert warnings == ()
         return
@@ -345,17 +346,7 @@ def test_a_jvm_that_does_not_answer_is_a_warning_and_asked_again() -> None:
 
 @pytest.mark.parametrize(("kerberized", "expected"), [(True, NEW), (False, b"")])
 def test_tokens_are_read_on_clusters_with_kerberos_only(kerberized: bool, expected: bytes) -> None:
-    class Standin:
-        def is_kerberized(self) -> bool:
-            return kerberized
-
-        def hdfs_tokens(self) -> bytes:
-            return NEW
-
-        def seconds_to_new_tokens(self) -> None:
-            return None
-
-    assert read_tokens(cast(Jvm, Standin())) == expected
+    assert read_tokens(jvm_with(NEW, is_kerberized=kerberized)) == expected
 
 
 @pytest.mark.parametrize(
@@ -366,25 +357,9 @@ def test_spark_is_asked_for_tokens_that_it_would_get_too_late(
 ) -> None:
     now = round(time.time())
     short = {b"n": (identifier(now - 10, now + 300), HDFS, b"10.0.0.1:8020")}
-
-    class Standin:
-        asked = 0
-
-        def is_kerberized(self) -> bool:
-            return True
-
-        def hdfs_tokens(self) -> bytes:
-            return token_file(short, {})
-
-        def seconds_to_new_tokens(self) -> float | None:
-            return pause
-
-        def plan_new_tokens(self) -> None:
-            self.asked += 1
-
-    jvm = Standin()
-    assert read_tokens(cast(Jvm, jvm)) == token_file(short, {})
-    assert jvm.asked == planned
+    jvm = jvm_with(token_file(short, {}), pause)
+    assert read_tokens(jvm) == token_file(short, {})
+    assert len(jvm.planned) == planned
 
 
 def test_fresh_tokens_take_the_place_of_those_of_the_same_service() -> None:

@@ -426,118 +426,87 @@ def used(*amounts: Amount) -> tuple[Node, ...]:
     return tuple(node(f"node{i}", BIG, used=amount) for i, amount in enumerate(amounts, 1))
 
 
+CPUS = "no node with 4 cores and 2048 MiB free (node1 3 of 6 cores, 13312 of 14336 MiB; node2 3"
+
+
 @pytest.mark.parametrize(
-    ("demand", "snapshot", "held", "expected"),
+    ("container", "executors", "in_use", "bound", "lacks_gpus", "words"),
     [
-        (Demand(ONE_GPU, 4), snap(*TWO), 0, Shortage(Bound.NONE, "")),
+        ((1, 2, 5120), 4, [(0, 0, 0), (0, 0, 0)], Bound.NONE, True, ""),
+        ((1, 2, 5120), 3, [(2, 2, 2048), (1, 1, 1024)], Bound.CLUSTER, True, "needs 3 GPUs"),
         (
-            Demand(ONE_GPU, 3),
-            snap(*used(Amount(2, 2, 2048), Amount(1, 1, 1024))),
-            0,
-            Shortage(Bound.CLUSTER, "needs 3 GPUs"),
-        ),
-        (Demand(ONE_GPU, 3), snap(*used(Amount(2, 2, 2048), ONE_GPU)), 2, Shortage(Bound.NONE, "")),
-        (Demand(ONE_GPU, 3), snap(*used(BIG, BIG)), 3, Shortage(Bound.NONE, "")),
-        (
-            Demand(Amount(2, 2, 2048), 1),
-            snap(*used(Amount(1, 1, 1024), Amount(1, 1, 1024))),
-            0,
-            Shortage(Bound.NODES, "no node with 2 GPUs free (node1 1 of 2, node2 1 of 2)"),
+            *((2, 2, 2048), 1, [(1, 1, 1024), (1, 1, 1024)], Bound.NODES, True),
+            "no node with 2 GPUs free (node1 1 of 2, node2 1 of 2)",
         ),
         (
-            Demand(Amount(1, 2, 2048), 3),
-            snap(*used(Amount(0, 5, 1024), Amount(0, 1, 1024))),
-            0,
-            Shortage(
-                Bound.NODES, "node1 has 2 GPUs free but only 1 of 6 cores", is_gpu_shortage=False
-            ),
+            *((1, 2, 2048), 3, [(0, 5, 1024), (0, 1, 1024)], Bound.NODES, False),
+            "node1 has 2 GPUs free but only 1 of 6 cores",
         ),
         (
-            Demand(Amount(1, 1, 4096), 4),
-            snap(*used(Amount(0, 1, 10240), Amount(0, 1, 1024))),
-            0,
-            Shortage(
-                Bound.NODES,
-                "node1 has 2 GPUs free but only 4096 of 14336 MiB",
-                is_gpu_shortage=False,
-            ),
+            *((1, 1, 4096), 4, [(0, 1, 10240), (0, 1, 1024)], Bound.NODES, False),
+            "node1 has 2 GPUs free but only 4096 of 14336 MiB",
         ),
         (
-            Demand(Amount(0, 4, 2048), 3),
-            snap(*used(Amount(0, 1, 1024), Amount(0, 1, 1024))),
-            0,
-            Shortage(Bound.CLUSTER, "10 of 12 cores needed are free", is_gpu_shortage=False),
+            *((0, 4, 2048), 3, [(0, 1, 1024), (0, 1, 1024)], Bound.CLUSTER, False),
+            "10 of 12 cores needed are free",
         ),
-        (
-            Demand(Amount(0, 4, 2048), 1),
-            snap(*used(Amount(0, 3, 1024), Amount(0, 3, 1024))),
-            0,
-            Shortage(
-                Bound.NODES,
-                "no node with 4 cores and 2048 MiB free (node1 3 of 6 cores, 13312 of 14336 MiB;"
-                " node2 3 of 6 cores, 13312 of 14336 MiB)",
-            ),
-        ),
-        (
-            Demand(ONE_GPU, 2, is_spread=True),
-            snap(*used(Amount(2, 2, 2048), NOTHING)),
-            0,
-            Shortage(
-                Bound.NODES,
-                "1 of 2 nodes needed have room for an executor (node1 0 of 2, node2 2 of 2)",
-            ),
-        ),
-        (
-            Demand(ONE_GPU, 2),
-            snap(*TWO, queues=(queue("root.a", BIG, used=Amount(2, 3, 2560)),)),
-            0,
-            Shortage(Bound.QUEUE, "queue root.a is at its limit (2 of 2 GPUs in use)", "root.a"),
-        ),
-        (
-            Demand(ONE_GPU, 2),
-            snap(*TWO, queues=(queue("root.a", BIG, used=Amount(1, 3, 2560)),)),
-            0,
-            Shortage(Bound.QUEUE, "queue root.a has 1 of 2 GPUs left, 2 are needed", "root.a"),
-        ),
-        (
-            Demand(Amount(1, 4, 1024), 1),
-            snap(*TWO, queues=(queue("root.a", BIG, used=Amount(1, 3, 2560)),)),
-            0,
-            Shortage(
-                Bound.QUEUE, "queue root.a has 3 of 6 cores left, 4 are needed", "root.a", False
-            ),
-        ),
-        # A parent's is told rather than full nodes: more nodes would not help. They bind too.
-        (
-            Demand(ONE_GPU, 1),
-            snap(
-                *used(BIG, BIG),
-                queues=(queue("root.a.b", BIG), queue("root.a", BIG, used=Amount(2, 3, 2560))),
-            ),
-            0,
-            Shortage(Bound.CLUSTER, "queue root.a is at its limit (2 of 2 GPUs in use)", "root.a"),
-        ),
-        (
-            Demand(ONE_GPU, 1),
-            snap(
-                *TWO,
-                queues=(queue("root.a", Amount(4, 12, 28672)),),
-                user=User("alice", Amount(2, 3, 2560), Amount(1, 3, 7168)),
-            ),
-            0,
-            Shortage(
-                Bound.USER,
-                "user alice is at the user limit in queue root.a (has 2 GPUs, 3 cores, 2560 MiB,"
-                " limit 1 GPU, 3 cores, 7168 MiB)",
-                "root.a",
-            ),
-        ),
+        ((0, 4, 2048), 1, [(0, 3, 1024), (0, 3, 1024)], Bound.NODES, True, CPUS),
     ],
 )
-def test_what_it_waits_for(
-    demand: Demand, snapshot: Snapshot, held: int, expected: Shortage
+def test_what_nodes_lack(
+    container: tuple[int, int, int],
+    executors: int,
+    in_use: list[tuple[int, int, int]],
+    bound: Bound,
+    lacks_gpus: bool,
+    words: str,
 ) -> None:
-    assert shortage(demand, snapshot, held) == expected
+    there = snap(*used(*(Amount(*each) for each in in_use)))
+    found = shortage(Demand(Amount(*container), executors), there)
+    assert (found.bound, found.queue, found.is_gpu_shortage) == (bound, "", lacks_gpus)
+    assert found.text.startswith(words)
+
+
+def test_executors_that_are_there_are_not_missing() -> None:
+    assert shortage(Demand(ONE_GPU, 3), snap(*used(Amount(2, 2, 2048), ONE_GPU)), 2).text == ""
+    assert shortage(Demand(ONE_GPU, 3), snap(*used(BIG, BIG)), 3).bound is Bound.NONE
+
+
+def test_a_spread_gang_waits_for_nodes() -> None:
+    there = snap(*used(Amount(2, 2, 2048), NOTHING))
+    found = shortage(Demand(ONE_GPU, 2, is_spread=True), there)
+    assert found.bound is Bound.NODES
+    assert found.text.endswith("have room for an executor (node1 0 of 2, node2 2 of 2)")
+
+
+@pytest.mark.parametrize(
+    ("container", "used_gpus", "words"),
+    [
+        (ONE_GPU, 2, "queue root.a is at its limit (2 of 2 GPUs in use)"),
+        (ONE_GPU, 1, "queue root.a has 1 of 2 GPUs left, 2 are needed"),
+        (Amount(1, 4, 1024), 0, "queue root.a has 3 of 6 cores left, 8 are needed"),
+    ],
+)
+def test_what_a_queue_lacks(container: Amount, used_gpus: int, words: str) -> None:
+    there = snap(*TWO, queues=(queue("root.a", BIG, used=Amount(used_gpus, 3, 2560)),))
+    is_gpu_shortage = "GPUs" in words
+    expected = Shortage(Bound.QUEUE, words, "root.a", is_gpu_shortage)
+    assert shortage(Demand(container, 2), there) == expected
+
+
+def test_a_parents_limit_is_told_rather_than_full_nodes() -> None:
+    """More nodes would not help. They bind too."""
+    chain = (queue("root.a.b", BIG), queue("root.a", BIG, used=Amount(2, 3, 2560)))
+    found = shortage(Demand(ONE_GPU, 1), snap(*used(BIG, BIG), queues=chain))
+    assert (found.bound, found.queue) == (Bound.CLUSTER, "root.a") and "at its limit" in found.text
+
+
+def test_what_a_user_lacks() -> None:
+    user = User("alice", Amount(2, 3, 2560), Amount(1, 3, 7168))
+    there = snap(*TWO, queues=(queue("root.a", Amount(4, 12, 28672)),), user=user)
+    found = shortage(Demand(ONE_GPU, 1), there)
+    assert (found.bound, found.queue) == (Bound.USER, "root.a")
+    assert "alice is at the user limit" in found.text and "limit 1 GPU, 3 cores" in found.text
 
 
 def test_no_node_runs() -> None:

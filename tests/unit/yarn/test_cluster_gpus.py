@@ -41,15 +41,19 @@ def seen(name: str, user: str = "alice", told: NodeAnswers = NodeAnswers({}, {})
     return cluster_gpus(Recorded(name).overview(user), told, user, NOW)
 
 
+def found_by(manager: Recorded, user: str = "alice") -> ClusterGpus:
+    return cluster_gpus(manager.overview(user), NodeAnswers({}, {}), user, NOW)
+
+
+def found_on(*nodes: Node, told: NodeAnswers = NodeAnswers({}, {})) -> ClusterGpus:  # noqa: B008
+    return cluster_gpus(Overview(nodes, {}, {}, (), {}), told, "x", NOW)
+
+
 def node(host: str, gpus: int = 2, used: int = 0, state: str = "RUNNING", **more: str) -> Node:
     given = {"id": f"{host}:1", "web": f"{host}:8042", **more}
     return Node(
         host=host, state=state, total=Amount(gpus, 8, 2**15), used=Amount(used, 1, 1), **given
     )
-
-
-def overview(*nodes: Node) -> Overview:
-    return Overview(nodes, {}, {}, (), {})
 
 
 # Put together.
@@ -113,7 +117,7 @@ def with_containers(name: str, *granted: int) -> ClusterGpus:
             for i, (when, gpus) in enumerate(zip(granted, (0, 1, 1), strict=True), 1)
         ]
     }
-    return cluster_gpus(manager.overview("alice"), NodeAnswers({}, {}), "alice", NOW)
+    return found_by(manager)
 
 
 def test_containers_of_an_old_resource_manager() -> None:
@@ -121,12 +125,10 @@ def test_containers_of_an_old_resource_manager() -> None:
     for container in manager.answers["containers"]["container"]:
         container["assignedNodeId"] = container.pop("nodeId")
     expected = seen("fair_child").users
-    assert (
-        cluster_gpus(manager.overview("alice"), NodeAnswers({}, {}), "alice", NOW).users == expected
-    )
+    assert found_by(manager).users == expected
     for container in manager.answers["containers"]["container"]:
         del container["assignedNodeId"]
-    (user,) = cluster_gpus(manager.overview("alice"), NodeAnswers({}, {}), "alice", NOW).users
+    (user,) = found_by(manager).users
     assert user.gpus == expected[0].gpus
     assert user.hosts == {}
 
@@ -153,9 +155,7 @@ def test_pending_gpus() -> None:
         if not usage:
             usage.append({"partitionName": ""})
         usage[0]["pending"] = asked(1024, 3 if queue["queueName"] == "a" else 0)
-    found = {
-        q.path: q for q in cluster_gpus(manager.overview("x"), NodeAnswers({}, {}), "x", 0).queues
-    }
+    found = {queue.path: queue for queue in found_by(manager).queues}
     assert (found["root.a"].pending, found["root.b"].pending, found["root"].pending) == (3, 0, 3)
     assert seen("capacity_half").queues[0].pending is None
     fair = Recorded("fair")
@@ -177,7 +177,7 @@ def test_pending_gpus() -> None:
 )
 def test_only_running_nodes_have_free_gpus(state: str, free: int, unhealthy: int) -> None:
     one = node("n", 4, 1, state, health="ERROR no GPU answers" if unhealthy else "")
-    found = cluster_gpus(overview(one), NodeAnswers({}, {}), "x", NOW)
+    found = found_on(one)
     assert (found.total, found.used, found.free, found.unhealthy) == (4, 1, free, unhealthy)
     assert found.nodes[0].health == one.health
 
@@ -188,7 +188,7 @@ def test_nodes_that_are_not_there() -> None:
     retired = node("n2", state="DECOMMISSIONED")
     lost = node("n10", state="LOST", web="")
     plain = node("n3", 0)
-    found = cluster_gpus(overview(lost, gone, back, retired, plain), NodeAnswers({}, {}), "x", NOW)
+    found = found_on(lost, gone, back, retired, plain)
     assert [(n.host, n.state) for n in found.nodes] == [("n1", "RUNNING"), ("n10", "LOST")]
     assert found.nodes_without == 1
 
@@ -200,18 +200,15 @@ def test_types_and_problems() -> None:
         {"n1:1": DEVICES, "n2:1": Devices((A100, other), "535.1")},
         {f"n{i}:1": "timed out" if i != 4 else "HTTP 404" for i in (10, 9, 3, 4)},
     )
-    found = cluster_gpus(overview(*nodes), told, "x", NOW)
+    found = found_on(*nodes, told=told)
     assert found.nodes[1].types == (GpuType(A100.name, 81559, 1), GpuType("NVIDIA H100", None, 1))
     assert found.types == (GpuType(A100.name, 81559, 3), GpuType("NVIDIA H100", None, 1))
-    assert (found.nodes[0].driver, found.nodes[5].driver, found.nodes[5].types) == (
-        "550.54.15",
-        "",
-        (),
-    )
+    assert [found.nodes[n].driver for n in (0, 5)] == ["550.54.15", ""]
+    assert found.nodes[5].types == ()
     assert found.problems == ("n3, n9, n10: timed out", "n4: HTTP 404")
     many = [node(f"n{i}") for i in range(1, 8)]
     told = NodeAnswers({}, {one.id: "timed out" for one in many})
-    found = cluster_gpus(overview(*many), told, "x", NOW)
+    found = found_on(*many, told=told)
     assert found.problems == ("n1, n2, n3, n4, 3 more: timed out",)
 
 
@@ -221,7 +218,7 @@ def test_an_executor_above_the_largest_container_is_not_obtainable() -> None:
     b = next(queue for queue in queues if queue["queueName"] == "b")
     for entry in b["maximumAllocation"]["resourceInformations"]["resourceInformation"]:
         entry["value"] = 1
-    found = cluster_gpus(manager.overview("x"), NodeAnswers({}, {}), "x", NOW)
+    found = found_by(manager)
     queue = next(queue for queue in found.queues if queue.path == "root.b")
     assert (queue.obtainable, queue.bound) == (0, "container")
 
@@ -302,14 +299,8 @@ def test_the_repr_says_it_in_a_line() -> None:
 def test_json_has_numbers_and_sums() -> None:
     found = with_containers("capacity_half", 1_000, 3_000, 2_500)
     said = json.loads(json.dumps(found.to_json()))
-    assert said["gpus"] == {
-        "total": 4,
-        "used": 2,
-        "free": 2,
-        "unhealthy": 0,
-        "unexplained": 0,
-        "obtainable": found.obtainable,
-    }
+    sums = {"total": 4, "used": 2, "free": 2, "unhealthy": 0, "unexplained": 0}
+    assert said["gpus"] == {**sums, "obtainable": found.obtainable}
     assert said["users"][0]["hosts"] == {"node2": 2}
     assert set(said["nodes"][0]) == {field.name for field in dataclasses.fields(GpuNode)}
     assert isinstance(said["queues"][0]["maximum"], int)
@@ -346,11 +337,7 @@ FIELD_NAMES = {
                 "productName": "NVIDIA A100-SXM4-80GB",
                 "uuid": "GPU-a",
                 "minorNumber": 0,
-                "gpuMemoryUsage": {
-                    "usedMemoryMiB": 559,
-                    "availMemoryMiB": 81000,
-                    "totalMemoryMiB": 81559,
-                },
+                "gpuMemoryUsage": {"usedMemoryMiB": 559, "totalMemoryMiB": 81559},
             }
         ],
     }
@@ -445,14 +432,9 @@ def test_node_managers_are_asked_at_once_and_one_that_hangs_holds_up_nobody(
             }
         ) as unknown,
     ):
-        nodes = [
-            node("n1", web=first.address),
-            node("n2", web=second.address),
-            node("n3", web=hung.address),
-            node("n4", web="127.0.0.1:1"),
-            node("n5", web=odd.address),
-            node("n6", web=unknown.address),
-        ]
+        webs = [daemon.address for daemon in (first, second, hung, odd, unknown)]
+        webs.insert(3, "127.0.0.1:1")
+        nodes = [node(f"n{number}", web=web) for number, web in enumerate(webs, start=1)]
         try:
             told = NodeManagers({}.get).devices(nodes)
         finally:
@@ -461,11 +443,12 @@ def test_node_managers_are_asked_at_once_and_one_that_hangs_holds_up_nobody(
     assert told.problems["n3:1"] == "the NodeManager does not describe its GPUs: timed out"
     assert told.problems["n4:1"] == "the NodeManager does not describe its GPUs: Connection refused"
     assert "describes no GPU" in told.problems["n5:1"]
-    assert told.problems["n6:1"] == (
-        "the NodeManager (Hadoop 3.4.1) answered /ws/v1/node/resources/yarn.io%2Fgpu in an unknown"
-        " form: the field gpuDeviceInformation.gpu has an unexpected form (AttributeError: 'str'"
-        " object has no attribute 'get')"
-    )
+    for words in (
+        "Hadoop 3.4.1",
+        RESOURCES,
+        "the field gpuDeviceInformation.gpu has an unexpected",
+    ):
+        assert words in told.problems["n6:1"]
 
 
 def test_names_that_only_yarn_knows(manager_of_one: tuple[Daemon, Node], tmp_path: Path) -> None:
