@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import GpuSeconds
@@ -17,21 +16,7 @@ from hopsgpu.runs.gpu_accounting import GpuAccount
 from hopsgpu.runs.status_board import StatusBoard, StoppableDisplay
 
 
-class _Executors(Protocol):
-    """The part of an ElasticAllocator that is used."""
-
-    @property
-    def held_count(self) -> int:
-        """Return the number of executors that are held."""
-
-    @property
-    def wait_reason(self) -> str:
-        """Return why there are not more executors."""
-
-
 class ExecutorsBoard(StatusBoard):
-    """The status board of trials on executors that arrive and leave one by one."""
-
     def __init__(
         self, run_id: str, terms: PlacementTerms, gpus: int, progress: StoppableDisplay
     ) -> None:
@@ -40,50 +25,38 @@ class ExecutorsBoard(StatusBoard):
         self._account = GpuAccount(gpus, terms.slots)
         self._held_count = self._ready_count = self._max_count = 0
 
-    def _on_state_left(self, state: GangState) -> None:
-        """Do nothing: the preparation has no point in the timeline."""
-
-    def _set_granted_hosts(self, hosts: Sequence[str]) -> None:
-        """Do nothing: executors arrive one by one, and `record_executors` records them."""
-
     def _mark(self, point: str, at: float) -> None:
-        """Record that a point was passed; the first time counts."""
+        # The first time counts.
         if getattr(self._timeline, point) is None:
             super()._mark(point, at)
 
     def on_executors_arrived(self, times: Sequence[float]) -> None:
         """Do nothing: executors arrive one by one, and `record_executors` records them."""
 
-    def record_executors(self, allocator: _Executors, here: int, most: int) -> None:
-        """Record the executors.
+    def record_executors(self, held: int, ready: int, most: int, why: str) -> None:
+        """Record how many executors are held, are ready, and would be used now.
 
         Args:
-            allocator: acquires them.
-            here: number of executors that are ready.
-            most: number of executors that would be used now.
+            why: why there are not more executors, or "".
         """
-        held, why = allocator.held_count, allocator.wait_reason
         with self._lock:
             if held != self._held_count:
                 self._account.change_executors(held - self._held_count, time.time())
-            self._held_count, self._ready_count, self._max_count, self._why = held, here, most, why
+            self._held_count, self._ready_count, self._max_count, self._why = held, ready, most, why
 
     def min_executors(self, plan: LaunchPlan) -> int:
         return self._terms.count_executors(self._terms.min_running)
 
     def record_entry(self, at: float) -> None:
-        """Record that the function of a trial runs.
-
-        The trial's thread calls this; the next update of the display shows it.
-        """
+        """Record that the function of an item runs; called by the item's thread."""
         self.mark("started", at)
         with self._lock:
             if self._state is GangState.STARTING:
                 self._state = GangState.RUNNING
 
     @abstractmethod
-    def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
-        """Show output of a trial's rank."""
+    def line(self, number: int, rank: int, host: str, *texts: str) -> None:
+        """Show output of a rank of an item."""
 
     def result(self) -> GangResult:
         return GangResult(
@@ -95,7 +68,6 @@ class ExecutorsBoard(StatusBoard):
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        """Return the GPUs held and used over time."""
         with self._lock:
             return tuple(self._account.moments)
 

@@ -9,7 +9,9 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
+from typing import Any
 
+from hopsgpu.attempts.rank_call import Call, PackedFunction, script_name
 from hopsgpu.backends.elastic_allocator import ElasticAllocator
 from hopsgpu.core.gang import GangExecutor, GangState, backoff_seconds
 from hopsgpu.executors.executor_loop import ExecutorLoop
@@ -137,8 +139,31 @@ class PlacementLoop(ExecutorLoop):
             self._deadline = None
             self._placement.is_closing = True
             self._on_timeout(self._timeout)
-        arrived = len(self.allocator.ready_executors)
-        self._executors_board.record_executors(self.allocator, arrived, max(self._wanted, arrived))
+        ready, most = len(self.allocator.ready_executors), self._wanted
+        self._executors_board.record_executors(
+            self.allocator.held_count, ready, max(most, ready), self.allocator.wait_reason
+        )
+
+    def _make_call(
+        self, function: PackedFunction, kind: str, number: int, attempt: int = 0, **options: Any
+    ) -> Call:
+        """Return the call of an item's ranks.
+
+        Args:
+            kind: "trial" or "worker"; part of the call's id and directory.
+            options: further fields of the call.
+        """
+        return Call(
+            self._active.plan,
+            function,
+            f"{self.run_id}-{kind}-{number}",
+            self._directory / f"{kind}s" / str(number),
+            attempt,
+            interface=self._interface,
+            python_env=self._python_env,
+            script=script_name(),
+            **options,
+        )
 
     def _record_first_start(self) -> None:
         if not self._has_started:

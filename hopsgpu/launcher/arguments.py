@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.backends.gang_application import GangApplication
@@ -15,7 +16,9 @@ from hopsgpu.core.spec import GangSpec
 from hopsgpu.data.argument import Datasets, datasets_of
 from hopsgpu.display.progress import Shielded, progress_of
 from hopsgpu.errors import ConfigError
+from hopsgpu.executors.item_placement import PlacementTerms
 from hopsgpu.launcher.function_shipping import (
+    PickledFunction,
     check_accepts,
     keywords,
     packed,
@@ -31,8 +34,9 @@ from hopsgpu.launcher.options import (
     check_gpu_idle_timeout,
 )
 from hopsgpu.packaging.code_variables import carried_variables
+from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.packaging.preload import likely_imports
-from hopsgpu.packaging.provenance import Provenance, provenance_of
+from hopsgpu.packaging.provenance import Provenance, code_digest, provenance_of
 from hopsgpu.packaging.python_env.builder import RequestedEnv, warnings_of
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.rank.context import VARIABLE
@@ -105,6 +109,57 @@ class Arguments(FunctionArguments):
     provenance: Provenance | None = None
     tracking: Tracking | None = None
     data: Datasets | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemArguments(FunctionArguments):
+    """The checked arguments of a run that places items on executors: a search or a score.
+
+    Attributes:
+        terms: how many items run at a time, and on how many slots.
+        timeout: seconds that the run may take, or None.
+        code: a digest of the function and the user's modules.
+    """
+
+    terms: PlacementTerms
+    timeout: float | None
+    code: str
+
+    def function_with(self, parameters: Mapping[str, Any]) -> PackedFunction:
+        """Return the function with further keyword arguments.
+
+        Raises:
+            ConfigError: a parameter cannot be pickled; the message names it.
+        """
+        call = self.function.call + pickle_call(None, (), parameters)
+        return replace(self.function, call=call)
+
+
+def item_arguments(
+    function: Callable[..., Any],
+    call: PickledFunction,
+    gang: GangArguments,
+    terms: PlacementTerms,
+    timeout: float | None,
+    interrupted: threading.Event | None,
+) -> ItemArguments:
+    """Pack the function of a search's trials or of a score's ranks.
+
+    Args:
+        function: the user's function.
+        call: the function, or a function that calls it, with its arguments.
+
+    Raises:
+        ConfigError, KeyboardInterrupt: as `packed`.
+    """
+    packed_function = packed(function, call, gang.application, gang.spec.env_vars, interrupted)
+    return ItemArguments(
+        **vars(gang),
+        function=packed_function,
+        terms=terms,
+        timeout=timeout,
+        code=code_digest(function, packed_function.modules),
+    )
 
 
 def arguments(options: LaunchOptions, interrupted: threading.Event | None = None) -> Arguments:

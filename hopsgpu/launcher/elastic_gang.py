@@ -418,7 +418,7 @@ class ElasticLoop(ExecutorLoop):
     def _record_end(self, how: WorldEnd, why: str, *, was_preempted: bool = False) -> None:
         log.info("%s: world %d %s", self.run_id, self._board.attempt, how.value)
         self._policy.record_end(how, time.monotonic(), was_preempted=was_preempted)
-        self._durable.record_end()
+        self._durable = DurableCheckpoints()
         self._board.record_end(how, why)
 
     def _continue_after_failure(self, failure: AttemptFailure) -> None:

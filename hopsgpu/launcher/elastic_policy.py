@@ -117,12 +117,12 @@ class _World:
 
 
 class DurableCheckpoints:
-    """Decides when a checkpoint that was reported as complete counts.
+    """Decides when a world's checkpoint that was reported as complete counts.
 
-    Only saves tell which ranks save. The first complete checkpoint of a world may lack the part of
-    a rank that has not saved yet, so this checkpoint counts only some seconds later. If the ranks
-    have agreed on a step, the checkpoint of this step counts once all ranks have passed the step.
-    An earlier checkpoint whose upload ends meanwhile does not count.
+    A world's first complete checkpoint may lack the part of a rank that has not saved yet, because
+    only saves tell which ranks save. It therefore counts only some seconds later. If the ranks have
+    agreed on a step, that step's checkpoint counts once all ranks have passed the step. An earlier
+    checkpoint whose upload ends meanwhile does not count.
     """
 
     def __init__(self) -> None:
@@ -179,10 +179,6 @@ class DurableCheckpoints:
         or ask about no further step. Afterwards all complete checkpoints count.
         """
         self._agreed, self._have_passed, self._is_complete = None, False, False
-
-    def record_end(self) -> None:
-        self._agreed, self._have_passed, self._is_complete = None, False, False
-        self._has_first, self._first_at = False, None
 
 
 class ElasticPolicy:

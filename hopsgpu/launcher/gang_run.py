@@ -35,6 +35,7 @@ from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run_details import RunDetails
+from hopsgpu.runs.run_end import RunBody
 from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
@@ -79,8 +80,8 @@ class BoardListener(AttemptListener):
         self._board.warn_of_attempt(text)
 
 
-class GangRun:
-    """The run of a launch on a gang of one size; a `RunBody`.
+class GangRun(RunBody[GangResult]):
+    """The run of a launch on a gang of one size.
 
     Args:
         provide_gang: provides the gang; None to acquire and release it for this run alone.

@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from hopsgpu.backends.gang_allocation import GangAllocation, GangAllocator, GangAllocatorFactory
@@ -302,7 +301,7 @@ class Gang:
             arguments.application.allocate,
             arguments.idle_timeout,
             self._make_own_request,
-            self._time.holds,
+            self._time.record_held,
         )
 
     @public
@@ -310,7 +309,7 @@ class Gang:
         board, cancelled = self._board(), threading.Event()
 
         def acquire() -> GangResult:
-            self._time.begins()
+            self._time.record_request()
             try:
                 root = self._plan.paths["root"]
                 self._python_env = python_of(self._arguments.python_env, root, board, cancelled)
@@ -319,11 +318,13 @@ class Gang:
                 ) as ensure_whole:
                     ensure_whole(Exclusions())
             except BaseException as error:
-                self._time.acquired(board)
-                board.state(state_of_failure(error))
+                end = state_of_failure(error)
                 raise
-            self._time.acquired(board)
-            board.state(GangState.HELD)
+            else:
+                end = GangState.HELD
+            finally:
+                self._time.record_acquisition(board.seconds_waited, board.seconds_held)
+                board.state(end)
             return board.result()
 
         self._allocator_thread.start()
@@ -340,12 +341,7 @@ class Gang:
         return self
 
     @public
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._close()
         if isinstance(error, KeyboardInterrupt):
             # The message of the interrupt says that the gang keeps the executors.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from hopsgpu.artifacts.run_uses import UsageFiles
 from hopsgpu.backends.gang_application import GangApplication
@@ -20,24 +19,12 @@ from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
-# A driver that is killed loses this much of it.
+# If the driver is killed, the GPU time since the last write is lost.
 _WRITE_SECONDS = 20.0
 
 
-class _Acquired(Protocol):
-    """The status board of an acquisition outside launches."""
-
-    @property
-    def seconds_waited(self) -> float:
-        """Return the seconds of waiting for executors."""
-
-    @property
-    def seconds_held(self) -> float:
-        """Return the GPU seconds held until now."""
-
-
 class HeldTime:
-    """The GPU seconds that a gang held while it had no launch; a launch's record has those of it.
+    """The GPU seconds that a gang held while it had no launch; launches have their own records.
 
     Only the thread that owns the gang's allocator calls this.
     """
@@ -61,26 +48,29 @@ class HeldTime:
         self._written_at = float("-inf")
         self._was_refused = False
 
-    def begins(self) -> None:
+    def record_request(self) -> None:
         """Record that the gang is requested."""
         self._run_id = new_run_id(self._plan.spec.name)
         self._since = self._clock()
         self._points = (UsePoint(self._since),)
 
-    def acquired(self, board: _Acquired) -> None:
-        """Record how long the gang waited for its executors, and held a part of them meanwhile."""
-        self._waited += board.seconds_waited * self._plan.least_executors * self._plan.shape.gpus
-        self._held += board.seconds_held
+    def record_acquisition(self, seconds_waited: float, gpu_seconds_held: float) -> None:
+        """Record how long an acquisition took, and what the gang held of its executors meanwhile.
+
+        The acquisition has just ended, whether or not it succeeded.
+        """
+        self._waited += seconds_waited * self._plan.least_executors * self._plan.shape.gpus
+        self._held += gpu_seconds_held
         self._note()
 
-    def holds(self, executors: int) -> None:
+    def record_held(self, executors: int) -> None:
         """Record how many executors the gang holds for no launch from now on."""
         if not self._points:
             return
         now = self._clock()
         self._held += max(now - self._since, 0.0) * self._executors * self._plan.shape.gpus
-        changed, self._executors, self._since = executors != self._executors, executors, now
-        if changed or now - self._written_at >= _WRITE_SECONDS:
+        has_changed, self._executors, self._since = executors != self._executors, executors, now
+        if has_changed or now - self._written_at >= _WRITE_SECONDS:
             self._note()
 
     def _note(self) -> None:
@@ -90,7 +80,7 @@ class HeldTime:
             self.write()
 
     def write(self) -> None:
-        """Have the GPU seconds until now written to the lake, unless there are none."""
+        """Queue the writing of the GPU seconds until now, unless there are none."""
         if not self._points or not (self._held or self._waited):
             return
         self._written_at = self._clock()
@@ -103,17 +93,13 @@ class HeldTime:
             points=self._points,
         )
         try:
-            self._background.try_put(f"the GPU time of {self._run_id}", lambda: self._put(run))
+            self._background.try_put(f"the GPU time of {self._run_id}", lambda: self._write(run))
         except RuntimeError as error:
             # No thread can be started: the gang matters more than its GPU time.
             log.info("%s: its GPU time is not written now: %s", self._run_id, error)
 
-    def _put(self, run: RunUse) -> None:
-        """Write to the lake; of refusals the first is a problem, for there may be thousands.
-
-        Raises:
-            StoreError: the lake refused for the first time.
-        """
+    def _write(self, run: RunUse) -> None:
+        """Write to the lake; raise StoreError only at the first refusal: there may be thousands."""
         try:
             UsageFiles(LakePath(self._plan.paths["root"])).write_held(run)
         except StoreError as error:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
 
-from hopsgpu.core.end_reason import EndReason
+from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.runs.active_run import ActiveRun
@@ -15,46 +16,47 @@ from hopsgpu.runs.status_board import StatusBoard
 
 log = logging.getLogger(__name__)
 
-R = TypeVar("R", covariant=True)
+R = TypeVar("R")
 
-# How long the lake may take nothing until the end of a run waits no longer.
+# The end of a run gives up writing after this time without progress.
 KEEP_SECONDS = 120.0
 
 
-class RunBody(Protocol[R]):
+class RunBody(ABC, Generic[R]):
     """The work of a run: a launch, a search or a score."""
 
+    @abstractmethod
     def work(self, recording: Recording) -> None:
         """Do what the run is for; return or raise once its executors are released."""
 
+    @abstractmethod
     def details(self) -> RunDetails:
-        """Return what the record shows that the status board does not know; at any time."""
+        """Return what the record shows that the status board does not know; called at any time."""
+
+    @abstractmethod
+    def result(self) -> R:
+        """Return the result so far."""
 
     def queue_final_work(self) -> None:
-        """Queue what follows the final record: what the lake or MLflow gets of a run that ended."""
-
-    def result(self) -> R:
-        """Return the result of a run that has succeeded."""
+        """Queue what is written after the final record, on the lake or in MLflow."""
+        return
 
     def end_reason(self, error: BaseException) -> EndReason:
-        """Return why this error ended the run."""
+        return reason_of_error(error)
 
-    def result_of_failure(self, error: HopsGpuError) -> Any:
+    def result_of_failure(self, error: HopsGpuError) -> R | None:
         """Return the result so far of a run that this error ended; None if there is none."""
+        return self.result()
 
 
-def run_to_end(
-    body: RunBody[R], active: ActiveRun[StatusBoard], *, waits_for_lake: bool = True
-) -> R:
-    """Do a run's work, and end the run, whether the work succeeds or fails.
+def run_to_end(body: RunBody[R], active: ActiveRun[StatusBoard], *, should_flush: bool = True) -> R:
+    """Do a run's work and end the run; on return or error, its executors are released.
 
-    When this returns or raises, the executors are released, and record and logs are on the lake.
     Problems with record and logs are warnings of the result, or notes of the error.
-    `StatusBoard.executors_fate` says what is known of the release.
 
     Args:
-        waits_for_lake: whether a run that succeeds waits for the lake. If not, its record and logs
-            follow soon, and the owner of the background work reports problems with them.
+        should_flush: whether a run that succeeds waits until record and logs are on the lake. If
+            not, the owner of the background work reports problems with them.
 
     Raises:
         HopsGpuError: the error that ended the run, with `error.result`.
@@ -78,7 +80,7 @@ def run_to_end(
     log.info("%s: succeeded", active.run_id)
     recording.put(GangState.SUCCEEDED.value, reason=EndReason.SUCCEEDED)
     body.queue_final_work()
-    if waits_for_lake:
+    if should_flush:
         background.flush(KEEP_SECONDS)
         for problem in background.problems():
             board.warn(problem)
@@ -87,5 +89,4 @@ def run_to_end(
 
 
 def state_of_failure(error: BaseException) -> GangState:
-    """Return the state in which this error ends a run."""
     return GangState.CANCELLED if isinstance(error, Cancelled) else GangState.FAILED

@@ -49,7 +49,7 @@ def start_run(
     board.set_application(application.id, plan.queue)
     for text in plan.warnings:
         board.warn(text)
-    waits_for_lake = background is None
-    work = functools.partial(run_to_end, make_body(active), active, waits_for_lake=waits_for_lake)
+    should_flush = background is None
+    work = functools.partial(run_to_end, make_body(active), active, should_flush=should_flush)
     start_thread = start_thread or functools.partial(start_daemon, f"hopsgpu-{run_id}")
     return handle(board, active.cancelled, work, start_thread)

@@ -44,8 +44,7 @@ class StoppableDisplay(Protocol):
 class StatusBoard(ABC):
     """The known state of a run in progress: written by the run's threads, read by any thread.
 
-    All parts of a run record here what they learn about it, and read here what others learned. The
-    allocator records too: a board is the `Watcher` of its executors.
+    The allocator writes too: a board is the `Watcher` of its executors.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class StatusBoard(ABC):
         self._parked_hosts: tuple[str, ...] = ()
 
     def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
-        """Record a state, or the same one again with other hosts or another reason to wait."""
+        """Record a state; a state may be repeated with other hosts or another reason to wait."""
         with self._lock:
             if state is not self._state:
                 if not may_follow(self._state, state):
@@ -95,16 +94,20 @@ class StatusBoard(ABC):
         """Set the ID of the Spark application and its queue, before the run starts."""
         self.application, self.queue = application, queue
 
-    @abstractmethod
     def _on_state_left(self, state: GangState) -> None:
         """Record that a state is over; called under the lock."""
+        return
 
-    @abstractmethod
     def _set_granted_hosts(self, hosts: Sequence[str]) -> None:
         """Record the hosts granted so far, in the new state; called under the lock."""
+        return
 
     def mark(self, point: str, at: float | None = None) -> None:
-        """Record that a point of the timeline was passed, now or at this time since the epoch."""
+        """Record that a point of the timeline was passed.
+
+        Args:
+            at: seconds since the epoch; None for now.
+        """
         with self._lock:
             self._mark(point, self._clock() if at is None else at)
 
@@ -116,16 +119,12 @@ class StatusBoard(ABC):
         """Record when executors arrived."""
 
     def on_parked(self, hosts: Sequence[str]) -> None:
-        """Record the host of each executor that is parked at present, because it gets no rank.
-
-        It is called often.
-        """
+        """Record the host of each executor that is parked at present; called often."""
         with self._lock:
             self._parked_hosts = tuple(hosts)
 
     @property
     def parked_gpus(self) -> Mapping[str, int]:
-        """Return the number of GPUs of parked executors, by host."""
         with self._lock:
             return {
                 host: n * self._gpus
@@ -161,10 +160,9 @@ class StatusBoard(ABC):
 
     @property
     def seconds_waited(self) -> float:
-        """Return the seconds of waiting for executors without which the run cannot continue.
+        """Return for how long, in all attempts, the run had too few executors to continue.
 
-        The seconds of all attempts count. A wait for executors that the run can do without, as for
-        the growth of an elastic gang, does not count.
+        The wait of a running elastic gang for its growth does not count.
         """
         now = self._clock()
         with self._lock:
@@ -193,16 +191,15 @@ class StatusBoard(ABC):
         return self._duration or time.monotonic() - self._created_at
 
     @abstractmethod
-    def status(self) -> RunStatus | SearchStatus | ScoreStatus:
-        """Return the run's status now."""
+    def status(self) -> RunStatus | SearchStatus | ScoreStatus: ...
 
     @abstractmethod
     def show(self) -> None:
-        """Show the run's status now."""
+        """Show the status on the run's display."""
 
     @abstractmethod
     def result(self) -> GangResult:
-        """Return what the record shows of the run's result so far: all but the values."""
+        """Return the run's result so far, without the values."""
 
 
 class GangBoard(StatusBoard):
@@ -253,7 +250,7 @@ class GangBoard(StatusBoard):
             self._arrivals = tuple(times)
 
     def record_departures(self, times: Sequence[float]) -> None:
-        """Record when executors that were released before the others were seen to be gone."""
+        """Record when executors without files to publish were released."""
         with self._lock:
             self._departures = tuple(times)
 
@@ -267,7 +264,7 @@ class GangBoard(StatusBoard):
         return (*self._warnings, *self._attempt_warnings)
 
     def record_placement(self, ranks: RankTable) -> None:
-        """Record that the ranks of an attempt have their places, and where their reports are."""
+        """Record that an attempt begins: its ranks have their places."""
         with self._lock:
             self._ranks = ranks
             self._attempt_warnings = []
@@ -349,7 +346,6 @@ class GangBoard(StatusBoard):
 
     @property
     def seconds_held(self) -> float:
-        """Return the GPU seconds held until now."""
         now = self._clock()
         with self._lock:
             return self._seconds(now).held
@@ -393,7 +389,7 @@ def gpu_seconds(
     uploaded: float | None = None,
     losses: RankLosses = RankLosses(),  # noqa: B008 - frozen
 ) -> GpuSeconds:
-    """Return how a run's GPU time was spent.
+    """Return how a run's GPU time was spent; times are seconds since the epoch.
 
     Args:
         now: the current time; stands for points that have not been passed yet.
@@ -422,7 +418,7 @@ def gpu_seconds(
 
 
 def describe_fate(passed: Collection[GangState], timeline: Timeline, gpus: int) -> str:
-    """Return what has become of the executors of a run that has ended, in words."""
+    """Return where the executors of a run that has ended are, in words."""
     noun = "GPUs" if gpus else "executors"
     if GangState.RELEASING in passed:
         if timeline.released is None:

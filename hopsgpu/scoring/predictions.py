@@ -25,9 +25,8 @@ def prediction_batch(returned: object, rows: int, kept: Collection[str]) -> Any:
         kept: names of the input's columns that are in the output as well.
 
     Raises:
-        ConfigError: it is something else, has other numbers of rows, values of different types, or
-            names of kept columns, or names that differ only in case, which Spark does not tell
-            apart.
+        ConfigError: it is something else, or has another number of rows, values of different types
+            or names of kept columns. Or names differ only in case, which Spark ignores.
     """
     import pyarrow as pa
 
@@ -82,7 +81,7 @@ def _arrow(name: str, value: Any, rows: int) -> Any:
     if isinstance(value, pa.Array):
         _check_rows(name, (len(value),), rows)
         if any(buffer is not None and buffer.is_mutable for buffer in value.buffers()):
-            # It may be memory of the function's, as below.
+            # Copy: the function may own this memory, and write to it later.
             return value.take(pa.array(np.arange(len(value))))
         return value
     try:
@@ -92,16 +91,12 @@ def _arrow(name: str, value: Any, rows: int) -> Any:
             f"predict returned {name!r} with values that are no column of one type ({error}):"
             " return an Arrow array, such as pyarrow.array(values, type)"
         ) from error
-    kind = _text_type(converted.type)
-    if kind == converted.type:
-        return converted
-    try:
-        return converted.cast(kind)
-    except pa.ArrowException as error:
-        raise ConfigError(
-            f"predict returned {name!r} with bytes that are not text in UTF-8 ({error}): for a"
-            " column of bytes return pyarrow.array(values, pyarrow.binary())"
-        ) from error
+    return _cast(
+        converted,
+        _text_type(converted.type),
+        f"predict returned {name!r} with bytes that are not text in UTF-8",
+        ": for a column of bytes return pyarrow.array(values, pyarrow.binary())",
+    )
 
 
 def _convert(name: str, value: Any, rows: int) -> Any:
@@ -128,7 +123,7 @@ def _convert(name: str, value: Any, rows: int) -> Any:
     if array.dtype.kind == "T":  # NumPy's strings of different lengths
         array = array.astype(object)
     if array.flags.writeable and array.dtype != object:
-        # The function may write to it again, and the file is written while it does.
+        # The function may write to the array while the file is written.
         array = array.copy()
     # Among objects, pandas' NA and NaN stand for missing values.
     is_masked = isinstance(array, np.ma.MaskedArray)
@@ -146,12 +141,12 @@ def _list_to_array(values: Any) -> Any:
     """
     import numpy as np
 
-    rows = [_on_host(one) for one in values]
+    rows = [_on_host(row) for row in values]
     if not any(
-        one is None
-        or isinstance(one, (str, bytes, Mapping, list, tuple))
-        or (isinstance(one, np.ndarray) and one.ndim == 1)
-        for one in rows
+        row is None
+        or isinstance(row, (str, bytes, Mapping, list, tuple))
+        or (isinstance(row, np.ndarray) and row.ndim == 1)
+        for row in rows
     ):
         return np.asarray(rows)
     array = np.empty(len(rows), dtype=object)
@@ -206,18 +201,22 @@ def _text_type(kind: Any) -> Any:
 
 def _for_spark(name: str, array: Any) -> Any:
     """Return a column with a type that Spark reads from Parquet; others get the next one."""
+    kind = _spark_type(array.type)
+    return _cast(
+        array,
+        kind,
+        f"predict returned {name!r} as {array.type}, which Spark cannot read, and which cannot be"
+        f" converted to {kind} without loss",
+    )
+
+
+def _cast(array: Any, kind: Any, problem: str, advice: str = "") -> Any:
     import pyarrow as pa
 
-    kind = _spark_type(array.type)
-    if kind == array.type:
-        return array
     try:
-        return array.cast(kind)
+        return array if array.type == kind else array.cast(kind)
     except pa.ArrowException as error:
-        raise ConfigError(
-            f"predict returned {name!r} as {array.type}, which Spark cannot read, and which cannot"
-            f" be converted to {kind} without loss ({error})"
-        ) from error
+        raise ConfigError(f"{problem} ({error}){advice}") from error
 
 
 def _spark_type(kind: Any) -> Any:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from dataclasses import replace
 
 from hopsgpu.artifacts.runs import RunStore, parts_elsewhere
-from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_record import ScoreRecord
 from hopsgpu.data.argument import DEFAULT_NAME, Data, Datasets
@@ -26,6 +26,7 @@ from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run import Handle
 from hopsgpu.runs.run_details import RunDetails
+from hopsgpu.runs.run_end import RunBody
 from hopsgpu.runs.run_start import start_run
 from hopsgpu.scoring.part_scorer import ScoreTask
 from hopsgpu.scoring.score_board import ScoreBoard
@@ -88,10 +89,9 @@ def score(options: ScoreOptions, interrupted: threading.Event) -> ScoreResult:
         arguments.terms.max_running,
         plan.shape.gpus,
     )
-
-    def make_body(active: ActiveRun[ScoreBoard]) -> _ScoreRun:
-        return _ScoreRun(arguments, active, datasets, output, earlier)
-
+    make_body = functools.partial(
+        _ScoreRun, arguments, datasets=datasets, output=output, earlier=earlier
+    )
     handle = start_run(Handle[ScoreResult], plan, application, board, make_body)
     return wait_for(handle, interrupted)
 
@@ -118,10 +118,10 @@ def _earlier(run: LakePath, run_id: str, arguments: ScoreArguments) -> EarlierPl
 def _output(
     run: LakePath, run_id: str, arguments: ScoreArguments, earlier: EarlierPlan | None
 ) -> TableOutput:
-    """Return the output, in whose place nothing is.
+    """Return the output, whose directory does not exist yet.
 
     Raises:
-        ConfigError: something is there, it is on an object store, or the score to resume has
+        ConfigError: the directory exists, it is on an object store, or the score to resume has
             another output.
     """
     url = arguments.output
@@ -143,16 +143,14 @@ def _output(
 
 
 def _written_before(datasets: Datasets, run: LakePath) -> Datasets:
-    """Return what an earlier run of the score has written of a DataFrame, if it is there."""
+    """Return the data; as the Parquet files that an earlier run wrote of it, if they exist."""
     written = run / DEFAULT_NAME / DEFAULT_NAME
     if not any(datasets.frames) or not written.exists():
         return datasets
     return Datasets({DEFAULT_NAME: Data(written.url)}, is_single=True)
 
 
-class _ScoreRun:
-    """The run of a score; a `RunBody`."""
-
+class _ScoreRun(RunBody[ScoreResult]):
     def __init__(
         self,
         arguments: ScoreArguments,
@@ -177,31 +175,23 @@ class _ScoreRun:
         self._has_parts = True
 
     def work(self, recording: Recording) -> None:
-        """Score the table.
-
-        Raises:
-            HopsGpuError: an error ended the score.
-        """
         self._directory.make_writable()
         recording.put(GangState.REQUESTED.value)
         with recording.watching(), self._staged.ready():
             try:
                 self._score(self._staged.sources[DEFAULT_NAME])
             except BaseException:
-                # Written again, the rows might be in another order.
+                # A second write of the DataFrame might order its rows differently.
                 self._staged.keep()
                 self._remove_unneeded()
                 raise
-        if self._datasets is not self._arguments.datasets and not self._is_data_kept:
+        is_from_earlier_run = self._datasets is not self._arguments.datasets
+        if is_from_earlier_run and not self._active.application.should_keep_data:
             (self._directory / DEFAULT_NAME).remove()
-
-    @property
-    def _is_data_kept(self) -> bool:
-        return self._active.application.should_keep_data
 
     def _score(self, source: ParquetSource) -> None:
         plan = self._plan = self._make_plan(source)
-        # First: a run whose plan is there is one that can be resumed.
+        # A run can be resumed once its plan is on the lake.
         plan.write(self._directory)
         self._output.prepare()
         kept_parts = self._output.kept_parts()
@@ -227,7 +217,7 @@ class _ScoreRun:
         self._sweep()
 
     def _remove_unneeded(self) -> None:
-        """Remove what the score has written and a run that resumes it does not need."""
+        """Remove all that the score has written, except what a run that resumes it needs."""
         if self._is_published:
             return
         try:
@@ -236,7 +226,7 @@ class _ScoreRun:
             self._board.warn(f"{self._output.where} is left: {error}")
 
     def _sweep(self) -> None:
-        """Remove the parts of scores that ended early, and whose output would be this one."""
+        """Remove the parts that earlier scores with the same output have left."""
         runs = RunStore(LakePath(self._active.application.root))
         try:
             for run_id, url in self._output.others().items():
@@ -283,7 +273,7 @@ class _ScoreRun:
             arguments.model,
             self._output.drafts.url,
         )
-        function = arguments.function_with(task)
+        function = arguments.function_with({"task": task})
         loop = ScoreLoop(
             arguments, run, plan, self._output, function, kept_parts, python_env, self._workers()
         )
@@ -296,12 +286,9 @@ class _ScoreRun:
             loop.run(allocator)
 
     def _workers(self) -> int:
-        """Return how many workers earlier runs of the score have numbered; their logs stay."""
+        """Return the first number that no worker of an earlier run has; their logs stay."""
         names = () if self._earlier is None else (self._directory / WORKERS).names()
         return max((int(name) + 1 for name in names if name.isdecimal()), default=0)
-
-    def queue_final_work(self) -> None:
-        """Do nothing: a score leaves nothing beside its record and its output."""
 
     def result(self) -> ScoreResult:
         board, plan = self._board, self._plan
@@ -318,12 +305,6 @@ class _ScoreRun:
             application=board.application,
             queue=board.queue,
         )
-
-    def end_reason(self, error: BaseException) -> EndReason:
-        return reason_of_error(error)
-
-    def result_of_failure(self, error: HopsGpuError) -> ScoreResult:
-        return self.result()
 
     def details(self) -> RunDetails:
         return RunDetails(
@@ -359,7 +340,6 @@ class _ScoreRun:
 
 
 def _schema_of(file: LakePath) -> bytes:
-    """Return the schema of a Parquet file, as Arrow serialises it."""
     with open_lake_file(file) as (handle, _):
         schema = read_footer(file, handle).schema.to_arrow_schema().remove_metadata()
     serialized: bytes = schema.serialize().to_pybytes()

@@ -80,8 +80,8 @@ class ScoreBoard(ExecutorsBoard):
     def show(self) -> None:
         self._progress.status(self.status())
 
-    def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
-        self._progress.line(trial, host, *texts)
+    def line(self, number: int, rank: int, host: str, *texts: str) -> None:
+        self._progress.line(number, host, *texts)
 
     def status(self) -> ScoreStatus:
         with self._lock:

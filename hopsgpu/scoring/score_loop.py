@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 
-from hopsgpu.attempts.rank_call import Call, PackedFunction, script_name
+from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.core.scores import FailedPart
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.executors.item_placement import ItemEnd, Placement, Start
@@ -113,16 +113,7 @@ class ScoreLoop(PlacementLoop):
 
     def _start_rank(self, executor: int) -> ScoringRank:
         number, self._next_number = self._next_number, self._next_number + 1
-        call = Call(
-            self._active.plan,
-            self._function,
-            f"{self.run_id}-worker-{number}",
-            self._directory / WORKERS / str(number),
-            0,
-            interface=self._interface,
-            python_env=self._python_env,
-            script=script_name(),
-        )
+        call = self._make_call(self._function, "worker", number)
         rank = ScoringRank(
             number, executor, self.allocator.allocation_of([executor]), call, self._setting
         )

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.versions import ModelVersion
-from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.dataframe_writer import check_data, is_frame
@@ -20,24 +19,18 @@ from hopsgpu.data.argument import Data, Datasets, datasets_of, url_of
 from hopsgpu.display.progress import ShieldedScore, score_progress_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.executors.item_placement import PlacementTerms
-from hopsgpu.launcher.arguments import FunctionArguments, gang_in, refuse_nested
-from hopsgpu.launcher.function_shipping import (
-    check_callable,
-    default_name,
-    packed,
-    pickled,
-)
+from hopsgpu.launcher.arguments import ItemArguments, gang_in, item_arguments, refuse_nested
+from hopsgpu.launcher.function_shipping import check_callable, default_name, pickled
 from hopsgpu.launcher.options import Duration, ExecutorOptions
-from hopsgpu.packaging.pickling import name_of, pickle_call
-from hopsgpu.packaging.provenance import code_digest
-from hopsgpu.scoring.part_scorer import ScoreTask, score_parts
+from hopsgpu.packaging.pickling import name_of
+from hopsgpu.scoring.part_scorer import score_parts
 from hopsgpu.storage.names import file_name
 from hopsgpu.storage.root import join_url
 from hopsgpu.units import parse_duration
 
 # How often a part may fail.
 TRIES = 3
-# Parts that a process reads and writes while it computes another one.
+# Parts that a process reads ahead while it computes another part.
 _AHEAD = 2
 _ON_ERROR = ("raise", "skip")
 
@@ -92,37 +85,18 @@ class ScoreOptions(ExecutorOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreArguments(FunctionArguments):
-    """The arguments of a score, checked.
+class ScoreArguments(ItemArguments):
+    """The checked arguments of a score; `terms` has no number of parts yet.
 
     Attributes:
-        options: the arguments as given.
-        datasets: the data.
-        model: the version that is scored with, or None.
         output: URL of the output; None for the default.
-        terms: how many parts are scored at a time, without their number.
-        timeout: seconds that the score may take, or None.
-        code: a digest of the function and the user's modules.
-        progress: the display.
     """
 
     options: ScoreOptions
     datasets: Datasets
     model: ModelVersion | None
     output: str | None
-    terms: PlacementTerms
-    timeout: float | None
-    code: str
     progress: ShieldedScore
-
-    def function_with(self, task: ScoreTask) -> PackedFunction:
-        """Return the function of the ranks with what they have in common.
-
-        Raises:
-            ConfigError: a shape cannot be pickled.
-        """
-        call = self.function.call + pickle_call(None, (), {"task": task})
-        return replace(self.function, call=call)
 
 
 def score_arguments(
@@ -142,8 +116,9 @@ def score_arguments(
     check_count(options.batch_size, "batch_size", 1)
     check_count(options.max_concurrent, "max_concurrent", 1)
     _check_gpus(options.gpus_per_worker)
-    _names(options.columns, "columns")
-    _names(options.keep, "keep")
+    if options.columns is not None:
+        _check_names(options.columns, "columns")
+    _check_names(options.keep, "keep")
     if options.on_error not in _ON_ERROR:
         raise ConfigError(f"on_error={options.on_error!r}: must be 'raise' or 'skip'")
     datasets = _datasets(options.data)
@@ -159,18 +134,16 @@ def score_arguments(
     progress = score_progress_of(options.progress)
     call = pickled(score_parts, (predict,), {})
     application = application_of(options.spark)
-    function = packed(predict, call, application, spec.env_vars, interrupted)
+    gang = gang_in(application, spec, python_env)
+    terms = PlacementTerms(0, options.max_concurrent, max_tries=TRIES, ahead=_AHEAD)
+    common = item_arguments(predict, call, gang, terms, timeout, interrupted)
     check_data(datasets, application)
     return ScoreArguments(
-        **vars(gang_in(application, spec, python_env)),
-        function=function,
+        **vars(common),
         options=replace(options, resume=resume),
         datasets=datasets,
         model=_model(options.model, application),
         output=_output(options.output, datasets, application),
-        terms=PlacementTerms(0, options.max_concurrent, max_tries=TRIES, ahead=_AHEAD),
-        timeout=timeout,
-        code=code_digest(predict, function.modules),
         progress=progress,
     )
 
@@ -185,16 +158,16 @@ def _check_predict(predict: Any, *, has_model: bool) -> None:
         wanted = "predict(model_dir)" if has_model else "predict()"
         _check_binds(predict, (None,) if has_model else (), {}, f"{name} as {wanted}")
         return
-    given = {"model_dir": None} if has_model else {}
-    called = "predict(batch, model_dir=...)" if has_model else "predict(batch)"
-    _check_binds(predict, (None,), given, f"{name} as {called}")
+    kwargs = {"model_dir": None} if has_model else {}
+    example = "predict(batch, model_dir=...)" if has_model else "predict(batch)"
+    _check_binds(predict, (None,), kwargs, f"{name} as {example}")
 
 
 def _check_binds(
-    called: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], how: str
+    predict: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], how: str
 ) -> None:
     try:
-        signature = inspect.signature(called)
+        signature = inspect.signature(predict)
     except (TypeError, ValueError):  # some built-in functions have none
         return
     try:
@@ -216,12 +189,10 @@ def _check_gpus(gpus: object) -> None:
         )
 
 
-def _names(given: object, label: str) -> None:
-    if given is None and label == "columns":
-        return
-    is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
-    if not is_list or not all(isinstance(name, str) for name in given):  # type: ignore[attr-defined]
-        raise ConfigError(f"{label}={given!r}: must be a list of column names")
+def _check_names(names: object, label: str) -> None:
+    is_list = isinstance(names, Sequence) and not isinstance(names, (str, bytes))
+    if not is_list or not all(isinstance(name, str) for name in names):  # type: ignore[attr-defined]
+        raise ConfigError(f"{label}={names!r}: must be a list of column names")
 
 
 def _datasets(data: Any) -> Datasets:
@@ -231,9 +202,9 @@ def _datasets(data: Any) -> Datasets:
             f"data: a score reads every row of one table once: pass a DataFrame or a path, not a"
             f" {shown}"
         )
-    found = datasets_of(data, is_frame)
-    assert found is not None, "only None gives none"
-    return found
+    datasets = datasets_of(data, is_frame)
+    assert datasets is not None, "data is not None"
+    return datasets
 
 
 def _model(model: Any, application: GangApplication) -> ModelVersion | None:

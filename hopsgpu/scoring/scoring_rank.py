@@ -29,16 +29,13 @@ from hopsgpu.scoring.part_scorer import END, part_line
 
 
 class ScoringEvents(Protocol):
-    """Is notified of the progress of ranks that score parts, in their threads."""
+    """Is notified of the progress of ranks that score parts, in the ranks' threads."""
 
-    def on_rank_started(self, rank: ScoringRank) -> None:
-        """Handle that a rank's process has started, and can be handed parts."""
+    def on_rank_started(self, rank: ScoringRank) -> None: ...
 
-    def on_report(self, rank: ScoringRank, report: PartReport) -> None:
-        """Handle what a rank reports of a part."""
+    def on_report(self, rank: ScoringRank, report: PartReport) -> None: ...
 
-    def on_rank_ended(self, rank: ScoringRank) -> None:
-        """Handle that a rank has ended."""
+    def on_rank_ended(self, rank: ScoringRank) -> None: ...
 
 
 @dataclass(frozen=True)

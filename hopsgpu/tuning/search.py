@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopsgpu.artifacts.runs import RECORD
-from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
@@ -21,7 +20,7 @@ from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run import Handle
 from hopsgpu.runs.run_details import RunDetails
-from hopsgpu.runs.run_end import KEEP_SECONDS
+from hopsgpu.runs.run_end import KEEP_SECONDS, RunBody
 from hopsgpu.runs.run_start import start_run
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.tuning.search_board import SearchBoard
@@ -124,9 +123,7 @@ def _check_before(arguments: SearchArguments, run: LakePath, run_id: str) -> Non
     refuse_running(run, run_id, arguments.application, "search")
 
 
-class _SearchRun:
-    """The run of a search: its study and its executors; a `RunBody`."""
-
+class _SearchRun(RunBody[SearchResult]):
     def __init__(self, arguments: SearchArguments, active: ActiveRun[SearchBoard]) -> None:
         self._arguments = arguments
         self._active = active
@@ -135,11 +132,6 @@ class _SearchRun:
         self._study: optuna.Study | None = None
 
     def work(self, recording: Recording) -> None:
-        """Run the search.
-
-        Raises:
-            HopsGpuError: an error ended the search.
-        """
         self._directory.make_writable()
         # Imported here because Optuna takes long to import and is needed only from here on.
         from hopsgpu.tuning.journal import Journal
@@ -231,9 +223,6 @@ class _SearchRun:
             application=board.application,
             queue=board.queue,
         )
-
-    def end_reason(self, error: BaseException) -> EndReason:
-        return reason_of_error(error)
 
     def result_of_failure(self, error: HopsGpuError) -> SearchResult | None:
         return None if self._study is None else self.result()

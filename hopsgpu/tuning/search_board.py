@@ -94,8 +94,8 @@ class SearchBoard(ExecutorsBoard):
     def show(self) -> None:
         self._progress.status(self.status())
 
-    def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
-        self._progress.line(trial, rank, host, *texts)
+    def line(self, number: int, rank: int, host: str, *texts: str) -> None:
+        self._progress.line(number, rank, host, *texts)
 
     def status(self) -> SearchStatus:
         with self._lock:

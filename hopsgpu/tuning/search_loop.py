@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
-from hopsgpu.attempts.rank_call import Call, PackedFunction, script_name
+from hopsgpu.attempts.rank_call import Call, PackedFunction
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.executors.item_placement import Decision, ItemEnd, Placement, Start
@@ -132,19 +132,14 @@ class SearchLoop(PlacementLoop):
 
     def _call(self, proposed: Proposed, start: Start) -> Call:
         number = proposed.number
-        attempt = proposed.tries + self._placement.count_tries(number) - 1
-        return Call(
-            self._active.plan,
+        return self._make_call(
             self._functions[number],
-            f"{self.run_id}-trial-{number}",
-            self._directory / "trials" / str(number),
-            attempt,
-            interface=self._interface,
-            python_env=self._python_env,
+            "trial",
+            number,
+            proposed.tries + self._placement.count_tries(number) - 1,
             slots={slot.executor: slot.index for slot in start.slots},
             trial=Trial(number, proposed.params),
             memory_share=self._arguments.memory_share,
-            script=script_name(),
         )
 
     def _on_timeout(self, timeout: float) -> None:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.core.signatures import placed_field
 from hopsgpu.core.spec import GpuRequest, check_count
 from hopsgpu.display.progress import ShieldedSearch, search_progress_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.executors.item_placement import PlacementTerms
-from hopsgpu.launcher.arguments import FunctionArguments, gang_in, refuse_nested
+from hopsgpu.launcher.arguments import ItemArguments, gang_in, item_arguments, refuse_nested
 from hopsgpu.launcher.function_shipping import (
     PickledFunction,
     check_accepts,
     check_callable,
     keywords,
-    packed,
     pickled,
 )
 from hopsgpu.launcher.options import (
@@ -29,8 +27,6 @@ from hopsgpu.launcher.options import (
     FunctionOptions,
     check_gpu_idle_timeout,
 )
-from hopsgpu.packaging.pickling import pickle_call
-from hopsgpu.packaging.provenance import code_digest
 from hopsgpu.storage.names import file_name
 from hopsgpu.tuning.space import check_optuna, check_space, pruner_of, sampler_of, values_of
 from hopsgpu.units import parse_duration, parse_duration_or_off
@@ -113,26 +109,17 @@ class SearchOptions(TrialOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchArguments(FunctionArguments):
+class SearchArguments(ItemArguments):
     """The checked arguments of a search.
 
     Attributes:
-        options: the arguments as given: space, direction, metric, seed.
-        terms: how many trials run, and on how many slots.
-        sampler, pruner: Optuna's.
-        timeout: seconds that the search may take, or None.
-        code: a digest of the function and the user's modules.
-        progress: the display.
         named: the given name, by which the search is resumed; None if the search gets a new run id.
         resume: id of the search to resume, which must exist; or None.
     """
 
     options: SearchOptions
-    terms: PlacementTerms
     sampler: optuna.samplers.BaseSampler
     pruner: optuna.pruners.BasePruner
-    timeout: float | None
-    code: str
     progress: ShieldedSearch
     named: str | None
     resume: str | None
@@ -141,15 +128,6 @@ class SearchArguments(FunctionArguments):
     def memory_share(self) -> float | None:
         """Return the share of a GPU's memory that a trial may use; None if it may use all of it."""
         return 1 / self.terms.slots if self.terms.slots > 1 else None
-
-    def function_with(self, parameters: Mapping[str, Any]) -> PackedFunction:
-        """Return the function of a trial with its parameters.
-
-        Raises:
-            ConfigError: a parameter cannot be pickled; the message names it.
-        """
-        call = self.function.call + pickle_call(None, (), parameters)
-        return replace(self.function, call=call)
 
 
 def search_arguments(
@@ -196,17 +174,12 @@ def search_arguments(
     resumed = None if resume is None else file_name(resume, "resume")
     call = _function(train_fn, space, keywords(options.kwargs))
     progress = search_progress_of(options.progress)
-    application = application_of(options.spark)
-    function = packed(train_fn, call, application, spec.env_vars, interrupted)
+    gang = gang_in(application_of(options.spark), spec, python_env, options.gpu_idle_timeout)
     return SearchArguments(
-        **vars(gang_in(application, spec, python_env, options.gpu_idle_timeout)),
-        function=function,
+        **vars(item_arguments(train_fn, call, gang, terms, timeout, interrupted)),
         options=options,
-        terms=terms,
         sampler=sampler,
         pruner=pruner,
-        timeout=timeout,
-        code=code_digest(train_fn, function.modules),
         progress=progress,
         named=None if name is None else spec.name,
         resume=resumed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hopsgpu.errors import ConfigError
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
         Mapping[str, optuna.distributions.BaseDistribution]
         | Callable[[optuna.Trial], Mapping[str, Any] | None]
     )
+
+T = TypeVar("T")
 
 INSTALL = "pip install 'hopsgpu[search]'"
 
@@ -39,9 +41,12 @@ def check_space(space: object) -> None:
                 f"space: {name!r}: a parameter's name must be a Python identifier, because trials"
                 " get parameters as keyword arguments"
             )
-        known = optuna.distributions
-        kinds = known.FloatDistribution, known.IntDistribution, known.CategoricalDistribution
-        if not isinstance(distribution, kinds):
+        known_kinds = (
+            optuna.distributions.FloatDistribution,
+            optuna.distributions.IntDistribution,
+            optuna.distributions.CategoricalDistribution,
+        )
+        if not isinstance(distribution, known_kinds):
             raise ConfigError(
                 f"space[{name!r}]={distribution!r:.200}: must be a Float-, Int- or"
                 " CategoricalDistribution, for example"
@@ -149,16 +154,11 @@ def _pruners() -> dict[str, Callable[[], optuna.pruners.BasePruner]]:
 
 
 def sampler_of(sampler: object, space: Space, seed: int | None) -> optuna.samplers.BaseSampler:
-    """Return the sampler that `sampler=` names, or is.
-
-    Args:
-        sampler: None for "tpe"; a name; or a sampler of Optuna.
-        space: space of the search.
-        seed: seed of a sampler given by name.
+    """Return the sampler that `sampler=` names, or is; for None "tpe".
 
     Raises:
-        ConfigError: the sampler or the seed is invalid, a seed is given together with a sampler
-            object, which has its own, or a package that the sampler needs is not installed.
+        ConfigError: the sampler or the seed is invalid, a sampler object is given together with a
+            seed, or a package that the sampler needs is not installed.
     """
     import optuna
 
@@ -168,19 +168,13 @@ def sampler_of(sampler: object, space: Space, seed: int | None) -> optuna.sample
                 f"seed={seed!r} with sampler={sampler!r:.100}: give the seed to the sampler itself"
             )
         return sampler
-    named = _samplers()
-    name = "tpe" if sampler is None else sampler
-    if not isinstance(name, str) or name not in named:
-        raise ConfigError(
-            f"sampler={sampler!r:.200}: must be {', '.join(map(repr, named))} or a sampler of"
-            " optuna.samplers"
-        )
+    make = _by_name(_samplers(), "tpe" if sampler is None else sampler, "sampler")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ConfigError(f"seed={seed!r}: must be an integer or None")
     try:
-        return named[name](space, seed)
+        return make(space, seed)
     except ImportError as error:
-        raise ConfigError(f"sampler={name!r} needs a package: {error}; {INSTALL}") from error
+        raise ConfigError(f"sampler={sampler!r} needs a package: {error}; {INSTALL}") from error
 
 
 def pruner_of(pruner: object) -> optuna.pruners.BasePruner:
@@ -193,22 +187,20 @@ def pruner_of(pruner: object) -> optuna.pruners.BasePruner:
 
     if isinstance(pruner, optuna.pruners.BasePruner):
         return pruner
-    named = _pruners()
-    name = "none" if pruner is None else pruner
-    if not isinstance(name, str) or name not in named:
-        raise ConfigError(
-            f"pruner={pruner!r:.200}: must be {', '.join(map(repr, named))} or a pruner of"
-            " optuna.pruners"
-        )
-    return named[name]()
+    return _by_name(_pruners(), "none" if pruner is None else pruner, "pruner")()
+
+
+def _by_name(makers: Mapping[str, T], name: object, label: str) -> T:
+    if isinstance(name, str) and name in makers:
+        return makers[name]
+    raise ConfigError(
+        f"{label}={name!r:.200}: must be {', '.join(map(repr, makers))} or a {label} of"
+        f" optuna.{label}s"
+    )
 
 
 def check_optuna() -> None:
-    """Check that Optuna is installed at the driver.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Raise ConfigError if Optuna is not installed at the driver."""
     try:
         import optuna  # noqa: F401
     except ImportError as error:

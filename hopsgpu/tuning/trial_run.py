@@ -51,16 +51,14 @@ class RendezvousCache:
 
 
 class TrialEvents(Protocol):
-    """Is notified of the progress of trials, in their threads."""
+    """Is notified of the progress of trials and of their first ranks, in the trials' threads."""
 
-    def on_trial_started(self, number: int) -> None:
-        """Handle that a trial's first rank has started."""
+    def on_trial_started(self, number: int) -> None: ...
 
     def on_report(self, number: int, values: Sequence[tuple[int, float]]) -> None:
-        """Handle what a trial's first rank has reported, as pairs of step and metric."""
+        """Handle pairs of step and metric."""
 
-    def on_trial_ended(self, trial: TrialRun) -> None:
-        """Handle that the ranks of a try have ended."""
+    def on_trial_ended(self, trial: TrialRun) -> None: ...
 
 
 @dataclass(frozen=True)

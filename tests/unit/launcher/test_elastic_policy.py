@@ -382,15 +382,6 @@ def test_no_first_checkpoint_counts_while_the_ranks_come_to_the_agreed_step() ->
     assert durable.record_save(7, 21.0)
 
 
-def test_an_agreement_ends_with_its_world() -> None:
-    durable = DurableCheckpoints()
-    durable.record_agreement(7)
-    durable.record_save(7, 10.0)
-    durable.record_end()
-    assert not durable.record_passed()
-    assert durable.take_due(99.0) is None
-
-
 def test_checkpoints_count_again_if_the_ranks_never_come_to_the_agreed_step() -> None:
     durable = DurableCheckpoints()
     durable.record_agreement(102)

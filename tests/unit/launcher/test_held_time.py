@@ -36,7 +36,7 @@ class Held:
 
     def holds(self, at: float, executors: int) -> None:
         self.now = at
-        self.time.holds(executors)
+        self.time.record_held(executors)
 
     @property
     def told(self) -> RunUse | None:
@@ -53,9 +53,9 @@ def held(tmp_path: Path) -> Held:
 
 def test_only_the_time_without_a_launch_counts(held: Held) -> None:
     """Waits 10 s, then idles for 30 s, trains for 60 s, idles for 20 s; loses an executor then."""
-    held.time.begins()
+    held.time.record_request()
     held.holds(1010.0, 2)
-    held.time.acquired(SimpleNamespace(seconds_waited=10.0, seconds_held=6.0))
+    held.time.record_acquisition(seconds_waited=10.0, gpu_seconds_held=6.0)
     held.holds(1040.0, 0)
     held.holds(1100.0, 2)
     held.holds(1120.0, 1)
@@ -73,7 +73,7 @@ def test_only_the_time_without_a_launch_counts(held: Held) -> None:
 
 
 def test_a_gang_that_is_held_for_long_is_written_again_and_again(held: Held) -> None:
-    held.time.begins()
+    held.time.record_request()
     held.holds(1000.0, 2)
     for second in range(1, 100):
         held.holds(1000.0 + second, 2)
@@ -86,7 +86,7 @@ def test_a_gang_that_is_held_for_long_is_written_again_and_again(held: Held) -> 
 def test_of_a_gang_that_never_was_nothing_is_written(held: Held) -> None:
     held.holds(1000.0, 0)
     held.time.write()
-    held.time.begins()
+    held.time.record_request()
     held.time.write()
     assert held.told is None
 
@@ -98,7 +98,7 @@ def test_a_lake_that_refuses_is_a_problem_of_the_background(
         raise StoreError("the quota is exhausted", kind="quota")
 
     monkeypatch.setattr(LakePath, "replace", refuse)
-    held.time.begins()
+    held.time.record_request()
     held.holds(1000.0, 2)
     held.holds(1030.0, 2)
     held.background.flush(SECONDS)
@@ -117,7 +117,7 @@ def test_a_lake_that_refuses_for_hours_is_one_problem(
         raise StoreError(f"draft {len(refused)}: the quota is exhausted", kind="quota")
 
     monkeypatch.setattr(LakePath, "replace", refuse)
-    held.time.begins()
+    held.time.record_request()
     for minute in range(5):
         held.holds(1000.0 + 60 * minute, 2)
         held.background.flush(SECONDS)
@@ -132,7 +132,7 @@ def test_a_machine_without_threads_keeps_its_gang(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(held.background, "try_put", refuse)
-    held.time.begins()
+    held.time.record_request()
     held.holds(1000.0, 2)
     held.holds(1030.0, 2)
     monkeypatch.undo()

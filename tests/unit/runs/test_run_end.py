@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.display.progress import progress_of
@@ -21,13 +20,13 @@ from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run_details import RunDetails
-from hopsgpu.runs.run_end import run_to_end
+from hopsgpu.runs.run_end import RunBody, run_to_end
 from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.background import Background
 
 
-class Fit:
-    """A run that does what a test says; notes how it stood when it was asked for what."""
+class Fit(RunBody[GangResult]):
+    """A run that does what a test says, and records in which order it is called."""
 
     def __init__(self, directory: Path, does: Callable[[], None]) -> None:
         board = GangBoard("fit-1", 1, 1, progress_of("off"))
@@ -69,9 +68,6 @@ class Fit:
     def result(self) -> GangResult:
         return replace(self.active.board.result(), values=(4,))
 
-    def end_reason(self, error: BaseException) -> EndReason:
-        return reason_of_error(error)
-
     def result_of_failure(self, error: HopsGpuError) -> GangResult:
         return self.active.board.result()
 
@@ -103,7 +99,7 @@ def test_who_does_not_wait_leaves_problems_to_the_owner_of_the_background_work(
     tmp_path: Path,
 ) -> None:
     run = Fit(tmp_path / "fit-1", lambda: None)
-    assert run_to_end(run, run.active, waits_for_lake=False).warnings == ()
+    assert run_to_end(run, run.active, should_flush=False).warnings == ()
     run.active.background.flush(30)
     assert run.active.background.problems() == ("MLflow is away",)
     assert run.record["state"] == "succeeded"
@@ -122,7 +118,7 @@ def test_a_run_that_fails_has_its_record_too_and_its_result_so_far(
 ) -> None:
     run = Fit(tmp_path / "fit-1", raising(error))
     with pytest.raises(type(error)) as caught:
-        run_to_end(run, run.active, waits_for_lake=False)
+        run_to_end(run, run.active, should_flush=False)
     assert caught.value.__notes__ == ["MLflow is away"]
     assert caught.value.result.timeline.released is not None
     assert (run.record["state"], run.record["error"]) == (state, str(error))

@@ -129,7 +129,7 @@ def test_an_attempt_leaves_its_ranks_and_warnings_until_the_next_has_its_places(
     told.warn("of the run")
     for _ in range(2):
         told.warn_of_attempt("of the first attempt")
-    first.started(0, 70)
+    first.record_start(0, 70)
     told.record_retry()
     assert (told.attempt, told.status().ranks) == (1, ())
     assert [report.pid for report, _ in told.ranks] == [70]
