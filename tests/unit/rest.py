@@ -40,6 +40,36 @@ class Daemon:
         return f"{self.scheme}://{self.address}"
 
 
+class AnsweringHandler(BaseHTTPRequestHandler):
+    def answer(self, content: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+
+@contextlib.contextmanager
+def http_server(
+    handler: type[BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None
+) -> Iterator[ThreadingHTTPServer]:
+    """Serve on a free port of the loopback address during the context."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 @contextlib.contextmanager
 def serving(
     answers: Mapping[str, Any] | None = None,
@@ -49,44 +79,26 @@ def serving(
     """Serves answers on a port of the loopback address."""
     daemon = Daemon(dict(answers or {}), token, scheme="https" if tls else "http")
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(AnsweringHandler):
         def do_GET(self) -> None:
             given = self.headers.get("Authorization")
             daemon.asked.append(self.path)
             daemon.tokens.append(given)
             if daemon.token is not None and given != f"Negotiate {daemon.token}":
-                self._answer(401, "who are you?", {"WWW-Authenticate": "Negotiate"})
+                self._reply(401, "who are you?", {"WWW-Authenticate": "Negotiate"})
                 return
             answer = daemon.answers.get(self.path.partition("?")[0], (404, "no such thing"))
             if isinstance(answer, Callable):  # type: ignore[arg-type]
                 answer = answer()
             if isinstance(answer, tuple):
-                self._answer(*answer)
+                self._reply(*answer)
             else:
-                self._answer(200, json.dumps(answer))
+                self._reply(200, json.dumps(answer))
 
-        def _answer(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
-            body = text.encode()
+        def _reply(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
             with contextlib.suppress(ConnectionError):  # whoever asked has stopped waiting
-                self.send_response(status)
-                for name, value in (headers or {}).items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+                self.answer(text.encode(), status, **(headers or {}))
 
-        def log_message(self, format: str, *args: Any) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-    daemon.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with http_server(Handler, tls) as server:
+        daemon.port = server.server_address[1]
         yield daemon
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

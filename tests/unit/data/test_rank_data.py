@@ -23,6 +23,7 @@ from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.lake import LakePath
+from tests.unit.data.worlds import only_rank
 
 ROWS = 3_010
 # More than what any test here caches: the default depends on how full this machine's disk is.
@@ -179,8 +180,7 @@ def test_the_order_does_not_depend_on_what_is_kept(
 
 def test_a_shuffled_batch_has_rows_of_several_row_groups(tmp_path: Path, small: None) -> None:
     parquet.write_table(table(0, 4000), tmp_path / "0.parquet", row_group_size=500)
-    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}")), 1)[0]
-    with RankData(shard, tmp_path / "kept", BUDGET) as rank:
+    with only_rank(tmp_path, tmp_path / "kept", BUDGET) as rank:
         for batch in rank.batches(64, shuffle=True):
             assert len(set(batch["id"] // 500)) > 1 or len(batch["id"]) < 64
 
@@ -305,8 +305,7 @@ def test_rows_that_are_gone_from_the_disk_come_from_the_lake(data: RankData) -> 
 def test_lists_of_another_length_are_refused_in_every_epoch(tmp_path: Path) -> None:
     lists = pa.array([[1.0, 2.0], [3.0, 4.0], [5.0]], pa.list_(pa.float32()))
     parquet.write_table(pa.table({"c": lists}), tmp_path / "0.parquet")
-    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}")), 1)[0]
-    with RankData(shard, tmp_path / "kept", BUDGET) as rank:
+    with only_rank(tmp_path, tmp_path / "kept", BUDGET) as rank:
         assert sum(len(batch["c"]) for batch in rank.batches(2)) == 3
         for shuffle in (False, True, False):
             with pytest.raises(ConfigError, match="contains a list of 1 elements"):
@@ -316,8 +315,7 @@ def test_lists_of_another_length_are_refused_in_every_epoch(tmp_path: Path) -> N
 def test_lists_that_fit_one_shape_are_refused_for_another(tmp_path: Path) -> None:
     lists = pa.array([[1.0, 2.0, 3.0, 4.0]] * 6, pa.list_(pa.float32()))
     parquet.write_table(pa.table({"c": lists}), tmp_path / "0.parquet")
-    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}")), 1)[0]
-    with RankData(shard, tmp_path / "kept", BUDGET) as rank:
+    with only_rank(tmp_path, tmp_path / "kept", BUDGET) as rank:
         for shape in ((4,), (2, 2), (4,)):
             found = [batch["c"].shape for batch in rank.batches(3, shapes={"c": shape}, epochs=2)]
             assert found == [(3, *shape)] * 4
@@ -354,8 +352,7 @@ def test_a_row_group_that_is_large_is_read_in_parts(
 def test_columns_that_parquet_dictionary_encodes(tmp_path: Path) -> None:
     values = pa.array(["a", "b", "a"]).dictionary_encode()
     parquet.write_table(pa.table({"c": values}), tmp_path / "0.parquet")
-    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}")), 1)[0]
-    with RankData(shard, tmp_path / "kept", BUDGET) as rank:
+    with only_rank(tmp_path, tmp_path / "kept", BUDGET) as rank:
         assert rank.schema.field("c").type == pa.string()
         for _ in range(2):
             assert [batch["c"].tolist() for batch in rank.batches(3)] == [["a", "b", "a"]]
@@ -485,7 +482,6 @@ def test_columns_that_can_have_no_null_are_kept_as_others(tmp_path: Path) -> Non
     """As Spark writes the column of `range()`."""
     schema = pa.schema([pa.field("n", pa.int64(), nullable=False, metadata={"a": "b"})])
     parquet.write_table(pa.table({"n": range(10)}, schema), tmp_path / "n.parquet")
-    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}")), 1)[0]
-    with RankData(shard, tmp_path / "kept", BUDGET) as rank:
+    with only_rank(tmp_path, tmp_path / "kept", BUDGET) as rank:
         read = [int(n) for batch in rank.batches(4, epochs=2) for n in batch["n"]]
     assert read == [*range(10)] * 2

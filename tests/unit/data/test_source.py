@@ -11,11 +11,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hopsgpu.data.rank_data import RankData
-from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake import LakePath
+from tests.unit.data.worlds import only_rank
 
 
 def write(directory: Path, name: str, columns: Any, **options: Any) -> None:
@@ -62,8 +61,7 @@ def test_files_of_several_writers_are_one_table(
         rows = pa.array(values * 10, kind)
         options = {"row_group_size": 7, "use_compliant_nested_type": name == "0"}
         write(lake, name if last else f"{1 - int(name)}", {"c": rows, "n": number}, **options)
-    shard = plan_shards(read_source(LakePath(f"file://{lake}")), 1)[0]
-    with RankData(shard, tmp_path / "kept") as rank:
+    with only_rank(lake, tmp_path / "kept") as rank:
         for shuffle in (False, True):
             for _ in ("from the lake", "from the disk"):
                 found = [
@@ -88,8 +86,7 @@ def test_structs_and_maps_of_several_writers_are_one_table(tmp_path: Path) -> No
     for name, kinds in (("0", of_one), ("1", of_other)):
         columns = {key: pa.array(values[key], kind) for key, kind in kinds.items()}
         write(tmp_path, name, {**columns, "n": [int(name)]})
-    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}")), 1)[0]
-    with RankData(shard) as rank:
+    with only_rank(tmp_path) as rank:
         assert sorted(int(n) for batch in rank.batches(1, ["n"]) for n in batch["n"]) == [0, 1]
         found = rank.to_arrow()
         assert [found[name].to_pylist() for name in values] == [2 * v for v in values.values()]
@@ -108,9 +105,7 @@ def test_what_was_read_of_the_data_is_logged(
 def test_columns_in_another_order_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "0", {"a": [1], "b": [2.0]})
     write(tmp_path, "1", {"b": [2.0], "a": [1]})
-    with pytest.raises(
-        ConfigError, match=r"0 and 1 have different columns \(in a different order\)"
-    ):
+    with pytest.raises(ConfigError, match="0 and 1 have different columns .*different order"):
         read_source(LakePath(f"file://{tmp_path}"))
 
 
@@ -119,9 +114,8 @@ def test_tensors_of_pyarrow(tmp_path: Path, shape: Any) -> None:
     values = np.arange(60, dtype="f4").reshape(10, 2, 3)
     array = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
     write(tmp_path / "lake", "0.parquet", {"x": array}, row_group_size=4)
-    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}/lake")), 1)[0]
     shapes = {"x": shape} if shape else None
-    with RankData(shard, tmp_path / "kept") as rank:
+    with only_rank(tmp_path / "lake", tmp_path / "kept") as rank:
         for _ in ("from the lake", "from the disk"):
             found = np.concatenate([batch["x"] for batch in rank.batches(3, shapes=shapes)])
             assert found.shape == (10, *(shape or (2, 3)))
@@ -132,12 +126,9 @@ def test_tensors_of_pyarrow(tmp_path: Path, shape: Any) -> None:
 def test_columns_of_one_name_can_be_left_out(tmp_path: Path) -> None:
     two = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["a", "a", "b"])
     write(tmp_path / "lake", "0", two)
-    shard = plan_shards(read_source(LakePath(f"file://{tmp_path}/lake")), 1)[0]
-    with RankData(shard, tmp_path / "kept") as rank:
+    with only_rank(tmp_path / "lake", tmp_path / "kept") as rank:
         for asked in (rank.to_arrow, lambda: rank.batches(1)):
-            with pytest.raises(
-                ConfigError, match="must be different names of these columns: a, a, b"
-            ):
+            with pytest.raises(ConfigError, match="different names .*: a, a, b"):
                 asked()
         assert rank.to_arrow(["b"]).to_pydict() == {"b": [3]}
 

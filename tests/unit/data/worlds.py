@@ -17,6 +17,7 @@ from hopsgpu.data.argument import DEFAULT_NAME, Data, Datasets
 from hopsgpu.data.position import Position, common_position
 from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.rank_shards import RankShards, open_datasets
+from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import ParquetSource, read_source
 from hopsgpu.launcher.data_staging import serialized_shards
 from hopsgpu.storage.lake import LakePath
@@ -36,6 +37,12 @@ def written(directory: Path, rows: int, group: int = 70) -> ParquetSource:
         part = table[number * share : (number + 1) * share]
         parquet.write_table(part, directory / f"{number}.parquet", row_group_size=group)
     return read_source(LakePath(f"file://{directory}"))
+
+
+def only_rank(lake: Path, kept: Path | None = None, budget: int | None = None) -> RankData:
+    """Return all Parquet below a directory as the data of a gang's only rank."""
+    (shard,) = plan_shards(read_source(LakePath(f"file://{lake}")), 1)
+    return RankData(shard, kept, budget)
 
 
 @dataclass

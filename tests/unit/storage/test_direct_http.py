@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import requests
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.rest_client import get_json
 from tests.proxy import Proxy, refusing_proxy
-from tests.unit.rest import serving
+from tests.unit.rest import AnsweringHandler, http_server, serving
 
 SECONDS = (5.0, 5.0)
 
@@ -30,42 +28,34 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         yield found
 
 
-class Redirects(http.server.BaseHTTPRequestHandler):
+class Redirects(AnsweringHandler):
     """A daemon of two roles, one of which sends to the other: a standby, or a NameNode."""
 
     def do_GET(self) -> None:
         if "there" not in self.path and "op=GETFILESTATUS" not in self.path:
-            return self._answer(b"", 307)
+            return self._redirect()
         status = {"type": "FILE", "length": 7, "owner": "alice", "permission": "644"}
         whole = {"FileStatus": {**status, "modificationTime": 1, "pathSuffix": ""}}
         content = json.dumps(whole).encode() if "op=GETFILESTATUS" in self.path else b'{"a":1}'
-        return self._answer(content, 200)
+        return self.answer(content)
 
     def do_PUT(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self._answer(b"", 201 if "there" in self.path else 307)
+        if "there" in self.path:
+            self.answer(b"", 201)
+        else:
+            self._redirect()
 
-    def _answer(self, content: bytes, status: int) -> None:
-        self.send_response(status)
-        if status == 307:
-            mark = "&" if "?" in self.path else "?"
-            self.send_header("Location", f"http://{self.headers['Host']}{self.path}{mark}there=1")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        return
+    def _redirect(self) -> None:
+        mark = "&" if "?" in self.path else "?"
+        where = f"http://{self.headers['Host']}{self.path}{mark}there=1"
+        self.answer(b"", 307, Location=where)
 
 
 @pytest.fixture
 def redirecting() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Redirects) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    with http_server(Redirects) as server:
         yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
 
 
 def test_the_proxy_is_one_that_programs_obey(proxy: Proxy) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import threading
 from collections.abc import Iterator
 from urllib.parse import parse_qs, urlsplit
 
@@ -12,6 +11,7 @@ import pytest
 
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
+from tests.unit.rest import AnsweringHandler, http_server
 
 FILE = {
     "type": "FILE",
@@ -23,48 +23,33 @@ FILE = {
 }
 
 
-class HttpFs(http.server.BaseHTTPRequestHandler):
+class HttpFs(AnsweringHandler):
     """Redirects an upload to itself, and renames whatever is asked."""
-
-    def _answer(self, content: bytes, status: int = 200, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
 
     def do_GET(self) -> None:
         asked = parse_qs(urlsplit(self.path).query)["op"][0]
         if asked == "OPEN":
-            self._answer(b"content")
+            self.answer(b"content")
         else:
-            self._answer(json.dumps({"FileStatus": FILE}).encode())
+            self.answer(json.dumps({"FileStatus": FILE}).encode())
 
     def do_PUT(self) -> None:
         self.server.asked.append(self.path)  # type: ignore[attr-defined]
         if "op=CREATE" in self.path and "data=true" not in self.path:
             where = f"http://{self.headers['Host']}{self.path}&data=true"
-            self._answer(b"", 307, Location=where)
+            self.answer(b"", 307, Location=where)
         else:
-            self._answer(b'{"boolean": true}')
+            self.answer(b'{"boolean": true}')
 
     do_POST = do_PUT
     do_DELETE = do_PUT
 
-    def log_message(self, format: str, *args: object) -> None:
-        return
-
 
 @pytest.fixture
 def server() -> Iterator[http.server.ThreadingHTTPServer]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), HttpFs) as server:
+    with http_server(HttpFs) as server:
         server.asked = []  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_httpfs_is_read_from_and_not_written_to(server: http.server.ThreadingHTTPServer) -> None:
