@@ -14,15 +14,15 @@ GRACE_SECONDS = 2.0
 
 
 def max_unproven(descriptors: int) -> int:
-    """Return the limit of unauthenticated connections in a process with a limit of open files."""
+    """Return the limit of unauthenticated connections for a limit of open files."""
     return max(1, min(MAX_UNPROVEN, descriptors // 2))
 
 
 def seconds_until_room(since: Mapping[Any, float], *, limit: int, now: float) -> float | None:
-    """Return when a new connection may replace the oldest one; None if there is room.
+    """Return after how long a new connection may replace the oldest one; None if there is room.
 
     Args:
-        since: the loop's time at the arrival of each connection, the oldest first.
+        since: time at which each connection arrived, the oldest first.
     """
     if len(since) < limit:
         return None
@@ -39,7 +39,6 @@ class Admission:
         self._left = asyncio.Event()
 
     def enter(self, task: asyncio.Task[None]) -> None:
-        """Count the connection that a task serves."""
         self._since[task] = self._loop.time()
 
     def leave(self, task: asyncio.Task[None]) -> None:
@@ -48,7 +47,7 @@ class Admission:
             self._left.set()
 
     async def wait_for_room(self) -> None:
-        """Wait until one more connection may enter; if none leaves in time, close the oldest."""
+        """Wait until one more connection may enter; after a while, close the oldest."""
         while True:
             wait = seconds_until_room(self._since, limit=self._limit, now=self._loop.time())
             if wait is None:

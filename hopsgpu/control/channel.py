@@ -1,17 +1,16 @@
 """The control channel: mutually authenticated frames between the driver and its agents.
 
-Both ends first prove that they know the run's secret (`hopsgpu.control.handshake`). Then each
-direction has its own key, and every frame carries an HMAC over its number and content. So a frame
-cannot be forged, changed, replayed or left out. A frame is a JSON object and some bytes:
+Both ends first prove that they know the run's secret (`hopsgpu.control.handshake`). Each direction
+then has its own key, and every frame an HMAC over its number and content: a frame cannot be forged,
+changed, replayed or left out. A frame is a JSON object and some bytes:
 
     4 bytes   length of the JSON, big endian
     8 bytes   length of the payload
     …         JSON (UTF-8, in which lone surrogates pass), payload
     32 bytes  HMAC-SHA256 under the direction's key
 
-A frame without JSON and payload is a heartbeat (`hopsgpu.control.heartbeat`), which the channel
-sends and consumes by itself. The channel hides its content only with TLS
-(`hopsgpu.control.tls`), and it never unpickles anything.
+An empty frame is a heartbeat (`hopsgpu.control.heartbeat`), which the channel sends and consumes by
+itself. Only TLS (`hopsgpu.control.tls`) hides the content. The channel never unpickles anything.
 """
 
 from __future__ import annotations
@@ -51,10 +50,8 @@ class Message:
     """A frame of the channel.
 
     Attributes:
-        kind: type of the message.
-        fields: the rest of the JSON object.
-        payload: bytes that accompany the JSON.
-        size: bytes of JSON and payload on the wire; 0 if it did not arrive over a channel.
+        fields: the JSON object without `kind`.
+        size: bytes of JSON and payload; 0 if the message did not arrive over a channel.
     """
 
     kind: str
@@ -67,12 +64,11 @@ class Message:
 
 
 def new_secret() -> bytes:
-    """Return a new random secret of 32 bytes."""
     return secrets.token_bytes(32)
 
 
 def mac(key: bytes, *parts: bytes) -> bytes:
-    """Return the HMAC-SHA256 (RFC 2104) of the concatenated parts, 32 bytes."""
+    """Return the HMAC-SHA256 (RFC 2104) of the concatenated parts."""
     digest = hmac.new(key, digestmod=hashlib.sha256)
     for part in parts:
         digest.update(part)
@@ -112,7 +108,7 @@ class Channel:
 
     @property
     def local_address(self) -> str:
-        """The address of this end, where other nodes can reach it."""
+        """The address of this end on the interface towards the peer."""
         return str(self._writer.get_extra_info("sockname")[0])
 
     async def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
@@ -196,7 +192,7 @@ class Channel:
         return _message(body, payload) if body or payload else None
 
     def _check_peer(self) -> None:
-        """Send a heartbeat if one is due, and end a connection whose peer sends none."""
+        """Send a heartbeat if one is due, and close the connection to a lost peer."""
         transport = self._writer.transport
         if self.reason or transport.is_closing():
             return

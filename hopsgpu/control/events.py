@@ -1,4 +1,4 @@
-"""Events of peers, passed from the server's thread to the thread that waits for them; bounded."""
+"""Bounded queues of peers' events, from the server's thread to the thread that waits for them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Event:
 
     Attributes:
         peer: number of the peer, in the order of arrival.
-        message: message of the peer, or None when its connection ended.
-        reason: why its connection ended ("no heartbeat for 30 s", "connection reset", "closed",
+        message: None at the end of the connection.
+        reason: why the connection ended ("no heartbeat for 30 s", "connection reset", "closed",
             "broke the protocol: …"); empty with a message, or if it is unknown.
-        opened: when its connection was accepted, in seconds since the epoch; `at` if not given.
+        opened: when the connection was accepted, in seconds since the epoch, or None.
         at: when the event was noticed, in seconds since the epoch.
     """
 
@@ -49,8 +49,8 @@ class EventQueue:
     """Events in order, bounded by their size: a peer that adds more waits until some are taken.
 
     Tasks of one event loop put events in, and any thread takes them out. A peer to which this end
-    is sending does not wait. Otherwise both could block: the peer reads only after its events are
-    taken, and the thread that sends takes none.
+    is sending does not wait, because both could block otherwise: the peer reads only after its
+    events are taken, and the thread that sends takes none.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = MAX_QUEUED) -> None:
@@ -110,11 +110,11 @@ class EventQueue:
         return event
 
     def wake(self) -> None:
-        """Make `take` return None after the events so far; callable from any thread."""
+        """Make `take` return None after the events so far."""
         self._events.put(None)
 
     def close(self) -> None:
-        """Drop the events that wait and all later events."""
+        """Drop the events that wait for room, and all later events."""
         with self._lock:
             self._is_closed = True
         # On a closed loop no task waits.
@@ -123,7 +123,7 @@ class EventQueue:
 
     @contextlib.contextmanager
     def sending_to(self, peer: int) -> Iterator[None]:
-        """Let a peer add events while this end sends to it; call it in the loop's thread."""
+        """Let a peer add events while this end sends to it; call this in the loop's thread."""
         with self._lock:
             self._receiving_peers.append(peer)
         self._admit_waiting()
@@ -134,7 +134,6 @@ class EventQueue:
                 self._receiving_peers.remove(peer)
 
     def _admit_waiting(self) -> None:
-        """Admit waiting events while there is room; once closed, drop them."""
         with self._lock:
             while self._waiting and (self._is_closed or self._queued < self._limit):
                 self._admit(self._waiting.popleft())

@@ -4,8 +4,8 @@
     agent → driver   "hopsgpu1", nonce of the agent (32 bytes), HMAC(secret, "agent", nonces)
     driver → agent   HMAC(secret, "driver", nonces)
 
-The agent sends its proof first, so a stranger learns only a random number. Each direction's key is
-also an HMAC of both nonces, so frames of one connection are invalid in another.
+The agent sends its proof first, so that a stranger learns only a random number. The key of each
+direction is an HMAC of both nonces, so that frames of one connection are invalid in another.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def accept(
     """Authenticate an agent at the driver's end; the caller must bound the time.
 
     Raises:
-        ChannelError: the peer does not know the secret; at most 72 bytes were read, and none was
+        ChannelError: the peer does not know the secret. At most 72 bytes were read, and none was
             interpreted.
         OSError, asyncio.IncompleteReadError: the peer disconnected.
     """
@@ -74,7 +74,7 @@ async def connect(
 ) -> Channel:
     """Connect to the driver from an agent, and authenticate both ends.
 
-    A refused connection is retried twice, within 2 s; the timeout of a try is 10 s.
+    The timeout is 10 s. A refused connection is retried twice, within 2 s.
 
     Args:
         certificate: the only certificate (DER) to accept, if the driver speaks TLS.

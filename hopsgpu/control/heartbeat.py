@@ -15,11 +15,10 @@ _MAX_CONFIRM_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class HeartbeatState:
-    """The facts of one end at a check; times are seconds of its clock.
+    """The state of one end at a check; times are seconds of its clock.
 
     Attributes:
-        sent_at: time at which this end last sent data.
-        received_at: time at which this end last received a byte.
+        sent_at, received_at: time at which this end last sent or received data.
         is_reading: whether this end reads incoming data; if not, silence means nothing.
         has_missed: whether the previous check found the other end silent.
     """
@@ -35,8 +34,7 @@ class HeartbeatCheck:
     """The result of a check.
 
     Attributes:
-        is_lost: whether the other end was silent for the whole heartbeat.
-        should_send: whether this end should send a heartbeat.
+        is_lost: whether the connection to the other end is lost.
         has_missed: `HeartbeatState.has_missed` of the next check.
         next_check: time of the next check.
     """
@@ -50,9 +48,8 @@ class HeartbeatCheck:
 def check_heartbeat(state: HeartbeatState, *, heartbeat: float, now: float) -> HeartbeatCheck:
     """Decide whether to send a heartbeat, and whether the other end is lost.
 
-    Each end sends three times in a heartbeat. Two checks must find silence. A process that could
-    not run, because user code held the GIL or the process was stopped, handles its timers before
-    it reads the data that arrived.
+    Each end sends three times in a heartbeat. Two checks must find silence: after a pause (SIGSTOP,
+    or user code that held the GIL), a process handles its timers before it reads what arrived.
     """
     interval = heartbeat / _SENDS_PER_HEARTBEAT
     should_send = now - state.sent_at >= interval

@@ -26,18 +26,16 @@ AUTHORITIES = "hopsgpu-authorities.pem"
 
 @dataclass(frozen=True)
 class DriverEndpoint:
-    """Where the driver listens, and what authenticates it.
+    """Where the driver listens, and what a task's process needs to serve it.
 
     Attributes:
         address: host name or IP under which executors reach the driver.
-        port: of the control channel.
-        secret: the run's; never shown.
         user: the submitting user, for the lake on clusters without Kerberos; None with Kerberos.
         job: tag of the task's job, by which the driver recognises late tasks of an earlier job.
-        heartbeat: seconds without a heartbeat after which either end takes the other as lost.
+        heartbeat: seconds without data after which an end takes the other as lost.
         certificate: the driver's (DER), if the channel is encrypted.
         modules: top-level modules; the hello reports which of them the container's Python lacks.
-        log: level of the own log of the container's processes.
+        log: level of the log that hopsgpu's processes in the container write.
     """
 
     address: str
@@ -69,12 +67,6 @@ async def connect_to_driver(driver: DriverEndpoint) -> Channel:
 
 
 def _hello_fields(address: str, driver: DriverEndpoint) -> dict[str, Any]:
-    """Return the facts about this container for the driver.
-
-    Args:
-        address: local address of the connection to the driver, on the interface that other nodes
-            reach.
-    """
     return {
         "container": os.environ.get("CONTAINER_ID", ""),
         "host": os.environ.get("NM_HOST") or platform.node(),
@@ -88,10 +80,7 @@ def _hello_fields(address: str, driver: DriverEndpoint) -> dict[str, Any]:
 
 
 def device_fields() -> list[dict[str, str]]:
-    """Return the fields of a `gang.Device` for each GPU of this container.
-
-    The discovery script wrote the GPUs to the container's directory. Without it there are none.
-    """
+    """Return the fields of a `gang.Device` for each GPU that the discovery script found here."""
     return [
         {
             "gpu": gpu.address,
@@ -106,9 +95,8 @@ def device_fields() -> list[dict[str, str]]:
 def lake_environment(user: str | None, environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables with which HDFS clients of this container act for the submitting user.
 
-    Spark ships the submitter's Hadoop configuration into the container. A configuration of the node
-    may lack the submitter's name services. Shipped certificates of a private authority are used on
-    nodes that configure none.
+    The submitter's Hadoop configuration, which Spark ships into the container, replaces the node's,
+    which may lack name services. Shipped authorities are used on nodes that configure none.
     """
     added = {}
     if user is not None:

@@ -102,7 +102,6 @@ class ControlServer:
         return self._router.subscribed(self, run_id, peers, attempt)
 
     def is_connected(self, peer: int) -> bool:
-        """Return whether a peer is connected, and not being disconnected."""
         return peer in self._channels and peer not in self._leaving
 
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
@@ -112,8 +111,7 @@ class ControlServer:
     def keep(self, peer: int, name: str, content: bytes) -> bool:
         """Send bytes to a peer, which keeps them for later messages that refer to their name.
 
-        A peer keeps only the bytes of the last `keep` message. Nothing is sent if their name is the
-        same.
+        A peer keeps the last bytes only. Bytes with the same name are not sent again.
 
         Returns:
             False if the peer is not connected, or reads nothing for a minute.
@@ -164,21 +162,19 @@ class ControlServer:
         self.disconnect(tuple(self._channels))
 
     def disconnect(self, peers: Iterable[int]) -> None:
-        """Disconnect some peers, even unresponsive ones; an agent then ends with its ranks."""
+        """Disconnect some peers, also unresponsive ones; an agent then ends with its ranks."""
         for peer in peers:
             if (channel := self._channels.get(peer)) is not None:
                 self._leaving.add(peer)
                 self._loop.call_soon_threadsafe(channel.abort)
 
     def run(self) -> None:
-        """Serve until `stop`; blocks."""
         try:
             self._loop.run_until_complete(self._serve())
         finally:
             self._loop.close()
 
     def stop(self) -> None:
-        """End `run`, and close every connection."""
         self._loop.call_soon_threadsafe(self._stopped.set)
 
     async def _serve(self) -> None:
@@ -270,10 +266,7 @@ def serve(
     heartbeat: float = HEARTBEAT_SECONDS,
     encrypted: bool = False,
 ) -> Iterator[ControlServer]:
-    """Run a server on `address`, at a port of `ports` (any free one by default).
-
-    Args:
-        ports: ports to choose from, in order.
+    """Run a server at the first free port of `ports`; None for any free port.
 
     Raises:
         ConfigError: this machine lacks the address, no port of the range is free, or the package

@@ -17,11 +17,7 @@ Attach = Callable[
 
 
 class Inbox(asyncio.StreamReader):
-    """A stream reader that knows when it last received data, and whether it reads.
-
-    Attributes:
-        received_at: the loop's time of the last byte, or of the end of a pause in reading.
-    """
+    """A stream reader that records the loop's time of the last byte, or of the last pause's end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
@@ -31,7 +27,7 @@ class Inbox(asyncio.StreamReader):
 
     @property
     def is_reading(self) -> bool:
-        """Whether incoming data is read; False while the buffer is full."""
+        """False while the buffer is full."""
         return self._source is None or self._source.is_reading()
 
     def set_transport(self, transport: asyncio.BaseTransport) -> None:

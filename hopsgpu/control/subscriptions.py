@@ -53,7 +53,7 @@ class Subscription:
     def next_event(self, seconds: float) -> Event | None:
         """Return the next event, or None if none arrives within `seconds`, or `wake` is called.
 
-        Unread events fill at most 16 MiB; then the agents' connections are not read.
+        While unread events fill 16 MiB, the agents' connections are not read.
         """
         event = self._events.take(seconds)
         if event is None or event.peer not in self.connected:
@@ -71,7 +71,6 @@ class Subscription:
         return self._peers.send(agent, kind, payload, run_id=self._run_id, **fields)
 
     def keep(self, agent: int, name: str, content: bytes) -> bool:
-        """Send bytes to keep, as `ControlServer.keep` does."""
         return self._peers.keep(agent, name, content)
 
     def disconnect(self, agents: Collection[int]) -> None:
@@ -80,7 +79,6 @@ class Subscription:
         self.connected.difference_update(agents)
 
     def is_about(self, message: Message) -> bool:
-        """Return whether a message of one of the agents is about this attempt of the run."""
         fields = message.fields
         is_attempt = self._attempt in (None, fields.get("attempt", self._attempt))
         return is_attempt and fields["run_id"] == self._run_id
@@ -95,9 +93,9 @@ class _Mailbox:
 class Router:
     """Distributes the events of one server's peers.
 
-    A message about a run goes to the subscriptions of that run. Without a subscription the run is
-    over, and its late message is dropped. Other messages go to the caller of `next_event`, who
-    acquires the executors. The end of a connection goes to both.
+    A message about a run goes to that run's subscriptions; without any, the run is over and the
+    message is dropped. Other messages go to the caller of `next_event`, who acquires the executors.
+    The end of a connection goes to both.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -146,7 +144,7 @@ class Router:
                 self._on_event = None
 
     async def route(self, event: Event) -> None:
-        """Pass a message on; wait until there is room for it."""
+        """Queue a message for its receivers; wait until there is room for it."""
         message = event.message
         assert message is not None, "call route_end for the end of a connection"
         if "run_id" in message.fields:
@@ -161,7 +159,6 @@ class Router:
             self._notify_listener()
 
     def route_end(self, event: Event) -> None:
-        """Pass on the end of a connection."""
         with self._lock:
             self._ends[event.peer] = event
             for box in self._boxes[event.peer]:
@@ -170,14 +167,14 @@ class Router:
             self._notify_listener()
 
     def _notify_listener(self) -> None:
-        """Pass events that are not taken to the listener; call it under the lock."""
+        """Pass unread events to the listener; call this with the lock held."""
         if self._on_event is not None:
             while (event := self._rest.take(0.0)) is not None:
                 self._on_event(event)
 
     @contextlib.contextmanager
     def sending_to(self, peer: int) -> Iterator[None]:
-        """Admit a peer's messages while this end sends to it; call it in the loop's thread."""
+        """Admit a peer's messages while this end sends to it; call this in the loop's thread."""
         with self._lock:
             queues = (self._rest, *(box.events for box in self._boxes[peer]))
         with contextlib.ExitStack() as stack:

@@ -25,7 +25,7 @@ _VALID = timedelta(days=3650)
 def is_network_encrypted(setting: Callable[[str], str | None]) -> bool:
     """Return whether Spark encrypts the traffic of its driver and executors.
 
-    Then the run's secret and certificate reach the executors encrypted, and the control channel is
+    The run's secret and certificate then reach the executors encrypted, and the control channel is
     encrypted too.
     """
     return any((setting(name) or "").strip().lower() == "true" for name in _ENCRYPTING)
@@ -33,22 +33,17 @@ def is_network_encrypted(setting: Callable[[str], str | None]) -> bool:
 
 @dataclass(frozen=True)
 class Identity:
-    """The driver's end of TLS.
-
-    Attributes:
-        certificate: the certificate (DER) that agents pin.
-        context: TLS context with the key.
-    """
+    """The driver's certificate (DER), which agents pin, and its TLS context with the key."""
 
     certificate: bytes
     context: ssl.SSLContext = field(repr=False)
 
 
 def new_identity() -> Identity:
-    """Return a new key and its self-signed certificate, neither ever written to disk.
+    """Create a key and its self-signed certificate, without a file on disk.
 
     Raises:
-        ConfigError: the package that creates them is not installed.
+        ConfigError: `cryptography` is not installed.
     """
     try:
         from cryptography import x509
@@ -88,7 +83,6 @@ def new_identity() -> Identity:
 
 
 def pinning_context(certificate: bytes) -> ssl.SSLContext:
-    """Return the agent's TLS context, which accepts only this certificate (DER)."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

@@ -1,8 +1,8 @@
 """The time that a rank's main thread is blocked by hopsgpu, counted in a file that its agent reads.
 
 For each purpose the file has two floats: the seconds of all finished blocks, and the start of the
-current block (by the clock that the machine's processes share), or 0. A count thus costs two
-stores, includes the current block, and outlives a killed rank.
+current block by the machine's clock, or 0. The agent can thus count the current block, and the
+blocks of a killed rank.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ class BlockedTime:
         self._clock = clock
 
     def read(self) -> RankLosses:
-        """Return the blocked seconds until now, including current blocks."""
         now = self._clock()
         return RankLosses(self._total(_DATA, now), self._total(_CHECKPOINTS, now))
 
@@ -47,8 +46,7 @@ class BlockedTime:
 class Stopwatch:
     """A reusable context that counts the time within it; not reentrant.
 
-    Only the main thread of the rank's own process counts: a thread or a child that waits does not
-    delay the training.
+    Only the rank's main thread counts: another thread or a child does not delay the training.
     """
 
     def __init__(self, words: memoryview[float], purpose: int, clock: Callable[[], float]) -> None:
@@ -83,10 +81,6 @@ class RankBlockedTime:
 
     Args:
         clock: seconds, the same for all processes of the machine.
-
-    Attributes:
-        data: counts waits for data.
-        checkpoints: counts checkpoint calls.
     """
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,18 +1,17 @@
 """How the ranks of a gang agree on a step at which all of them save a checkpoint.
 
 The driver proposes a step that is ahead of all ranks (`attempts.checkpoint_request`). A rank sees
-the proposal when it next asks about a step. The rank accepts unless it has already asked about the
-proposed or a later step. A rank that has accepted, and then asks about the proposed or a later
-step, waits for the driver's decision. The driver commits only if all ranks have accepted, and
-otherwise aborts. Thus all ranks get the same answer at the same step, even if they are at different
-steps and messages are late. The wait has no timeout: the driver decides within seconds, and a rank
-whose agent has lost the driver is killed.
+the proposal when it next asks about a step, and accepts unless it has asked about the proposed or a
+later step before. Once it has accepted, it waits for the driver's decision when it asks about the
+proposed or a later step. The driver commits only if all ranks have accepted, and otherwise aborts.
+All ranks thus get the same answer at the same step, even if messages are late. The wait has no
+timeout: the driver decides within seconds, and a rank whose agent has lost the driver is killed.
 
 A rank and its agent share a file of 64-bit words in the rank's directory. Each word has one writer
-and holds a step + 1, or 0. A rank writes an acceptance before the step that it asks about. If the
-rank reaches the proposed step without accepting, the agent therefore rejects the proposal for it.
-Steps of successive proposals increase, so a step identifies its proposal. A rank that asks about
-another step after an agreed one has handed over its checkpoint of the agreed step.
+and holds a step + 1, or 0. A rank writes an acceptance before the step that it asks about. For a
+rank that reaches the proposed step without accepting, the agent therefore rejects the proposal.
+Steps of successive proposals increase, so a step identifies its proposal. A rank that asks about a
+step after an agreed one has handed over its checkpoint of the agreed step.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class ProposalWords:
 
     @property
     def last_asked_step(self) -> int | None:
-        """The last step that the rank has asked about, or None."""
         return _step(self._words[_ASKED])
 
     def answer(self, step: int) -> bool | None:
@@ -63,20 +61,18 @@ class ProposalWords:
         return False if asked > step else None
 
     def has_passed(self, step: int) -> bool:
-        """Return whether the rank has asked about a step after it reached an agreed one."""
+        """Return whether the rank has asked about a step after the agreed one."""
         due = self._words[_DUE]
         return due > step and self._words[_ASKED] > due
 
     def propose(self, step: int) -> None:
-        """Propose a step, larger than those of earlier proposals."""
+        """Propose a step, which must be larger than those of earlier proposals."""
         self._words[_PROPOSED] = step + 1
 
     def commit(self, step: int) -> None:
-        """Decide that the proposed step is agreed."""
         self._words[_COMMITTED] = step + 1
 
     def abort(self, step: int) -> None:
-        """Decide that the proposed step is not agreed."""
         self._words[_ABORTED] = step + 1
 
 
@@ -86,7 +82,7 @@ class RankAgreement:
     def __init__(self, directory: Path) -> None:
         self._words = map_file(directory / _FILE, _WORDS).cast("Q")
         self._asked = -1
-        # The proposal that was handled last, as in its word.
+        # The word of the proposal that was handled last.
         self._seen = 0
         # The accepted step without a known decision.
         self._accepted: int | None = None
@@ -95,17 +91,17 @@ class RankAgreement:
 
     @property
     def last_due(self) -> int | None:
-        """The last step that was answered True, or None."""
+        """The last step for which `is_agreed` returned True, or None."""
         return _step(self._words[_DUE])
 
     def is_agreed(self, step: int) -> bool:
         """Return whether this is the first step asked about at or after an agreed step.
 
-        The call waits for the driver's decision only if this rank has accepted a proposal of this
-        step, or of a step between the last call and this one.
+        The call waits for the driver's decision if this rank has accepted a proposal of this step,
+        or of one since the last call. A step that is not larger than all before gives False.
 
         Args:
-            step: 0 ≤ step < 2**63. A step that is not larger than all before gives False.
+            step: 0 ≤ step < 2**63.
         """
         if step <= self._asked:
             return False
@@ -122,7 +118,7 @@ class RankAgreement:
         return self._is_due(step)
 
     def _consider(self, proposed: int) -> None:
-        """Accept a new proposal unless this rank has passed it."""
+        """Accept a new proposal unless this rank has passed its step."""
         if self._accepted is not None:
             # The driver has decided on this step, because it made another proposal.
             was_committed = self._words[_COMMITTED] == self._accepted + 1

@@ -93,7 +93,6 @@ class Context:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], model_dir: Path) -> Context:
-        """Read the fields that the driver sends or `dump` writes."""
         trial = fields.get("trial")
         values = {
             "gpus": tuple(fields["gpus"]),
@@ -404,7 +403,7 @@ def _open_data(context_file: str, sharers: int) -> RankDatasets | None:
 
 
 def _position(context_file: str, sharers: int) -> Mapping[str, Any] | None:
-    """Return the position in the launch's data; None without data that this rank can read."""
+    """Return the position in the launch's data; None without data or without pyarrow."""
     if not Path(context_file).with_name(DATA).exists() or missing_modules(NEEDED):
         return None
     datasets = _open_data(context_file, sharers)
@@ -449,7 +448,6 @@ def _blocked_time(context_file: str) -> RankBlockedTime:
 
 
 def _in_checkpoint_call() -> AbstractContextManager[None]:
-    """Return a context manager that counts the time of a checkpoint call in a rank."""
     file = os.environ.get(VARIABLE)
     return contextlib.nullcontext() if file is None else _blocked_time(file).checkpoints
 

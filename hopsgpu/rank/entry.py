@@ -1,9 +1,9 @@
 """A rank: the process that runs the user's function.
 
 A fork server forks the process, or the process daemon starts it as `python -m hopsgpu.rank.entry
-DIRECTORY DAEMON_PID`. It has the rank's environment and its own session. The start of the function
-makes the file of the call read-only. At the end, DIRECTORY has `outcome.json`, and `value.pickle`
-if the function returned. The exit code is EX_IOERR (74, sysexits.h) if these cannot be written.
+DIRECTORY DAEMON_PID`. It leads a session. At the end, DIRECTORY has `outcome.json`, and
+`value.pickle` if the function returned. If they cannot be written, the exit code is EX_IOERR (74,
+sysexits.h).
 """
 
 from __future__ import annotations
@@ -62,11 +62,10 @@ def reserve_outcome(directory: Path) -> None:
 
 
 def run(directory: Path) -> int:
-    """Run the call in a directory, once, and return the exit code.
+    """Run the call in a directory, unless a process has done so, and return the exit code.
 
     Raises:
-        SystemExit: the function's, unless that means success; EX_IOERR if the outcome cannot be
-            written.
+        SystemExit: the function's, if it is a failure; EX_IOERR if the outcome cannot be written.
     """
     try:
         (directory / CALL).rename(directory / TAKEN)
@@ -117,8 +116,7 @@ def _run(directory: Path) -> int:
         _record_outcome(directory, {"status": "raised", "error": kind, "traceback": text})
         return 1
     if os.getpid() != pid:
-        # This is a child that the function forked: only the rank itself records the outcome.
-        return 0
+        return 0  # a child that the function forked: only the rank itself records the outcome
     try:
         # Imported late: a rank without a value does not need it.
         from hopsgpu.packaging.pickling import pickle_value
@@ -133,7 +131,7 @@ def _run(directory: Path) -> int:
 
 
 def _enter(directory: Path) -> None:
-    """Record that the function starts to run, now that its modules are imported."""
+    """Record that the function starts, now that its modules are imported; see `entry_time`."""
     file = directory / TAKEN
     # Both calls work on a full disk.
     os.utime(file)
@@ -164,7 +162,6 @@ def prepare_output() -> None:
 
 
 def _message(error: BaseException) -> str:
-    """Return the message of an exception, if its __str__ works."""
     try:
         return tracebacks.strip_own_frames(str(error))
     except Exception as problem:  # noqa: BLE001 - a user's __str__
@@ -178,7 +175,7 @@ def _print_error(text: str) -> None:
 
 
 def _fit(text: str) -> str:
-    """Return a printable text; cut the middle of a text that is too long for a message."""
+    """Return a printable text; cut the middle out of a text that is too long for a message."""
     # A file name that is not UTF-8 is a str with lone surrogates (PEP 383).
     text = text.encode(errors="backslashreplace").decode()
     if len(text) <= 2 * _HALF:

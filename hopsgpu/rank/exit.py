@@ -15,13 +15,11 @@ from hopsgpu import linux
 def run_and_exit(body: Callable[[], int]) -> NoReturn:
     """Run the body, and exit this process like the interpreter, with the body's exit code.
 
-    The function waits for threads, runs exit functions and flushes files, but does not tear modules
-    down. In a forked process the teardown would run destructors of the fork server's objects. The
-    threads of a framework whose objects are still alive can also crash then (torch's "terminate
-    called without an active exception").
+    Threads, exit functions and flushes are as usual, but modules are not torn down. That would run
+    destructors of the fork server's objects. A framework's threads can also crash then (torch's
+    "terminate called without an active exception").
 
-    A child that the body has forked does not run the exit functions, because these clean up for
-    this process.
+    A child that the body has forked does not run this process's exit functions.
     """
     pid, code = os.getpid(), 1
     try:

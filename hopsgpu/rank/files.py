@@ -1,7 +1,6 @@
 """The names of a rank's program, and of the files in its directory.
 
-This module is separate for processes that start ranks and never become one. The imports of the
-program's module would take longer than the rest of such a process's start.
+The module is separate from the program, whose imports would slow processes that only start ranks.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from hopsgpu.rank.import_hook import call_when_imported
 def check_world() -> None:
     """Make frameworks refuse to train with fewer ranks than all of the gang.
 
-    The call does nothing in a single or independent rank, and outside a gang. It also does nothing
-    in a gang with parameter servers, where only the chief trains.
+    Nothing is checked outside a gang, in a single or independent rank, and in a gang with parameter
+    servers, where only the chief trains.
     """
     if VARIABLE not in os.environ:
         return

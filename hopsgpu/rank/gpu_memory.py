@@ -35,10 +35,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def share_gpu() -> None:
-    """Limit the frameworks of this process, a rank, to its share of the GPU, if it has one.
-
-    Frameworks that are already imported are limited at once, others when they are imported.
-    """
+    """Limit the frameworks of this rank, now or at their import, if the rank shares its GPU."""
     if SHARE not in os.environ:
         return
     share = float(os.environ[SHARE])
@@ -52,7 +49,7 @@ def share_gpu() -> None:
 
 
 def own_devices(environment: Mapping[str, str]) -> list[int]:
-    """Return the indices of the rank's own GPUs among its visible GPUs."""
+    """Return the indices of the rank's own GPUs among the visible ones."""
     return [int(number) for number in environment.get(_LOCAL_DEVICES, "").split(",") if number]
 
 

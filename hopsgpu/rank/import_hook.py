@@ -1,4 +1,4 @@
-"""An import hook that calls a function with a framework's module at the import of the module."""
+"""An import hook that calls a function with a module once it is imported."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ OnImport = Callable[[Any], None]
 def call_when_imported(functions: Mapping[str, OnImport]) -> None:
     """Call each function with the module of its name, now or as soon as the module is imported.
 
-    The call imports nothing.
-
-    Args:
-        functions: functions by the name of a module. No two calls may name the same module.
+    No two calls may name the same module.
     """
     later: dict[str, OnImport] = {}
     for name, function in functions.items():

@@ -1,8 +1,7 @@
 """Lines that the driver sends to a rank while its function runs, through a named pipe.
 
-The pipe is in the rank's directory; the first user creates it. A pipe takes no room on the node's
-disk, which may be full. A line is written with a single call, so it must fit into the pipe's
-buffer.
+A pipe takes no room on the node's disk, which may be full. A line is written with a single call, so
+it must fit into the pipe's buffer.
 """
 
 from __future__ import annotations
@@ -41,14 +40,11 @@ class InboxWriter:
         os.write(self._descriptor, f"{line}\n".encode())
 
     def close(self) -> None:
-        """Close the pipe; unread lines are lost."""
         os.close(self._descriptor)
 
 
 def lines(cancelled: threading.Event | None = None) -> Iterator[str]:
-    """Yield the lines that the driver sends to this rank, without a timeout.
-
-    Only one thread of the rank may call this: several threads would each get some of the lines.
+    """Yield the lines that the driver sends to this rank, in one thread and without a timeout.
 
     Args:
         cancelled: event that ends the iterator within 0.2 s.

@@ -9,20 +9,13 @@ _WORD_BYTES = 8
 
 
 def create_file(file: Path, words: int) -> Path:
-    """Create a file of words that are 0, and return its path.
-
-    Raises:
-        OSError: the file cannot be created, for example because the disk is full.
-    """
+    """Create a file of words that are 0, and return its path."""
     # Write the bytes, so that a full disk is noticed here and not at a store.
     file.write_bytes(bytes(words * _WORD_BYTES))
     return file
 
 
 def map_file(file: Path, words: int) -> memoryview:
-    """Return the bytes of a file's words, to be cast to their type.
-
-    An access to a word is then a single load or store of 8 aligned bytes.
-    """
+    """Return the bytes of a file; after a cast, an access is a load or store of 8 aligned bytes."""
     with file.open("r+b") as opened:
         return memoryview(mmap.mmap(opened.fileno(), words * _WORD_BYTES))

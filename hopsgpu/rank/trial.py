@@ -54,7 +54,7 @@ def _plain(value: object) -> Any:
 
 
 def ask_to_end(directory: Path) -> None:
-    """Request that a rank ends its trial: `is_to_end` then returns True in the rank.
+    """Make `is_to_end` return True in a rank.
 
     Raises:
         OSError: the node's disk is full.
@@ -83,7 +83,7 @@ def has_seen_end(directory: Path) -> bool:
 
 
 def is_pruning(error: BaseException) -> bool:
-    """Return whether an exception is Optuna's TrialPruned, with which pruned trials end."""
+    """Return whether an exception is Optuna's TrialPruned."""
     return any(
         kind.__name__ == "TrialPruned" and kind.__module__.partition(".")[0] == _OPTUNA
         for kind in type(error).__mro__

@@ -147,7 +147,7 @@ def test_gpus_are_back_after_an_exception_and_the_application_lives_with_its_etl
     assert error.rank == 1
     assert error.exit_code == 1
     assert "ValueError: rank 1 has had enough" in (error.traceback or "")
-    assert "hopsgpu/worker" not in (error.traceback or "")
+    assert "hopsgpu/rank/" not in (error.traceback or "")
     assert error.container and error.container in str(error)
     assert error.result.timeline.released is not None
     stopped, first = error.result.ranks

@@ -471,7 +471,7 @@ def test_each_way_to_fail_has_its_words_and_the_others_are_stopped(
     assert (other.stopped, first.stopped) == (True, False)
     log = LakePath(error.log_url or "").read().decode()
     assert log.startswith(f"about to {how}\n")
-    assert "hopsgpu/worker" not in str(error) and "hopsgpu/worker" not in log
+    assert "hopsgpu/rank/" not in str(error) and "hopsgpu/rank/" not in log
     if "SIGSEGV" in words:
         assert "Fatal Python error: Segmentation fault" in log and "in crash" in log
 

@@ -662,7 +662,7 @@ def test_a_native_abort_shows_its_reason_and_no_frames_of_hopsgpu(gang: Gang) ->
         # Nor has the log, but for threads of the user's.
         log = gang.output().decode()
         assert why in log and "in aborts" in log and "Thread 0x" in log
-        assert "hopsgpu/worker" not in log and "runpy" not in log
+        assert "hopsgpu/rank/" not in log and "runpy" not in log
 
 
 def test_debug_keeps_hopsgpus_frames_in_ranks(gang: Gang) -> None:
@@ -686,7 +686,7 @@ def test_the_crash_of_what_a_rank_had_started_is_told_beside_its_exception(gang:
         "terminate called without an active exception",
         "Fatal Python error: Aborted",
     ]
-    assert "in aborts" in said[6] and "hopsgpu/worker" not in outcome["besides"]
+    assert "in aborts" in said[6] and "hopsgpu/rank/" not in outcome["besides"]
 
 
 def waits_in_a_named_function() -> None:
@@ -703,7 +703,7 @@ def test_stacks_are_in_the_log_of_a_rank_that_is_stopped_for_hanging(gang: Gang)
     waiting, begin, *stack = ended["log_tail"]
     assert (waiting, begin) == ("waiting", "Current thread (most recent call first):")
     assert "in waits_in_a_named_function" in stack[-1]
-    assert "hopsgpu/worker" not in gang.output().decode()
+    assert "hopsgpu/rank/" not in gang.output().decode()
 
 
 def test_a_rank_is_forked_from_what_its_container_has_imported(gang: Gang) -> None:
@@ -1071,7 +1071,7 @@ def test_a_container_that_cannot_write_to_the_lake_says_so_before_ranks_start(ga
     assert reserve(gang, run_url=f"file://{gang.lake}/file/run")["ports"]
     # It is tried again for the next launch, and nothing is left of a trial.
     assert reserve(gang)["ports"]
-    assert not list((gang.lake / "runs" / "r").glob(".trial*"))
+    assert not list((gang.lake / "runs" / "r").glob(".write-check-*"))
 
 
 def test_reserved_ports_are_held_until_the_rank_binds_them(gang: Gang) -> None:
