@@ -76,21 +76,7 @@ def cluster() -> None:
     " other.",
 )
 @click.option("--conf", metavar="FILE", help="YAML file of extra Hadoop properties, by site file.")
-def up(
-    dir_: str | None,
-    nodes: int | None,
-    gpus_per_node: int | None,
-    hadoop: str | None,
-    kerberos: bool,
-    privacy: bool,
-    simple_web: bool,
-    token_lifetimes: tuple[float, float] | None,
-    https: bool,
-    namenode_ha: bool,
-    resourcemanager_ha: bool,
-    preemption: bool,
-    conf: str | None,
-) -> None:
+def up(dir_: str | None, **options: Any) -> None:
     """Start a cluster and wait until it is ready.
 
     If the cluster already runs, restart the daemons that have died. HDFS keeps its files from
@@ -98,24 +84,12 @@ def up(
     """
     from hopsgpu import devcluster as library
 
+    # A flag that is not given requests the setting of the cluster that already runs.
+    given: dict[str, Any] = {
+        name: None if value is False else value for name, value in options.items()
+    }
     with exit_on_signals():
-        library.up(
-            dir_,
-            nodes=nodes,
-            gpus_per_node=gpus_per_node,
-            hadoop=hadoop,
-            # A flag that is not given asks for what already runs.
-            kerberos=kerberos or None,
-            privacy=privacy or None,
-            simple_web=simple_web or None,
-            token_lifetimes=token_lifetimes,
-            https=https or None,
-            namenode_ha=namenode_ha or None,
-            resourcemanager_ha=resourcemanager_ha or None,
-            preemption=preemption or None,
-            conf=conf,
-            say=click.echo,
-        )
+        library.up(dir_, **given, say=click.echo)
 
 
 @cluster.command()
@@ -157,7 +131,6 @@ def exports(environ: Mapping[str, str]) -> str:
 
 
 def describe(state: ClusterStatus) -> str:
-    """Return a cluster's status, for people."""
     if not state.daemons:
         return f"no cluster runs in {state.directory}"
     rows = [("DAEMON", "PID", "STATE", "RPC", "WEB", "LOG")]

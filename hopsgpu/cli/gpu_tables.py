@@ -35,8 +35,6 @@ def tables(cluster: ClusterGpus, encoding: str, width: int | None = None) -> Tex
     """Return tables of what is free, who uses the rest, and what the user could get.
 
     Args:
-        cluster: the GPUs.
-        encoding: encoding of the terminal or file; other characters are written as "\\xd7".
         width: width of the terminal. Each row of a table is a line that fits: names are shortened
             and cut, and columns left out. With None, the tables are complete, and only the last
             column of a table contains spaces.

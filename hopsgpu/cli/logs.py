@@ -294,7 +294,6 @@ class _LogPrinter:
         sys.stdout.flush()
 
     def _is_whole(self, record: RunRecord) -> bool:
-        """Return whether all logs of the record were shown."""
         return all(
             log in self._readers and self._readers[log].offset >= size
             for log, size in self._select(self._logs_in_record(record)).items()
@@ -302,7 +301,6 @@ class _LogPrinter:
 
     @staticmethod
     def _logs_in_record(record: RunRecord) -> dict[RankLog, int]:
-        """Return the logs that a record lists."""
         return {log: size for name, size in record.logs.items() if (log := parse_log_name(name))}
 
 
@@ -317,7 +315,6 @@ class Unchanged:
         self._write = write
 
     def take(self, chunk: bytes) -> None:
-        """Write a chunk."""
         self._write(chunk)
 
     def end(self) -> None:
@@ -325,11 +322,7 @@ class Unchanged:
 
 
 class WholeLines:
-    """Splits chunks into whole lines.
-
-    Args:
-        write: receives each line with its end.
-    """
+    """Splits chunks into whole lines."""
 
     def __init__(self, write: Write) -> None:
         self._write = write

@@ -164,7 +164,6 @@ def _store() -> RunStore:
 def _keep_usage(
     stored: Sequence[StoredRun], removable: Sequence[str], older_than: float | None, now: float
 ) -> None:
-    """Keep the GPU time of the runs that are to be removed."""
     from hopsgpu.artifacts.run_uses import keep_before_removal
     from hopsgpu.storage.lake import LakePath
 
@@ -182,7 +181,6 @@ def _until_ended(store: RunStore, run_id: str) -> Iterator[RunRecord]:
 
 
 def _json_entry(run: StoredRun, now: float) -> dict[str, Any]:
-    """Return the entry of a run in a JSON list."""
     if run.record is None:
         return {"run_id": run.run_id, "state": run.state_at(now), "problem": run.problem}
     record = run.record

@@ -145,7 +145,6 @@ _OWN = (
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """Return the column and the shape that `--shape` names."""
     from hopsgpu.errors import ConfigError
 
     name, _, sizes = text.rpartition("=")

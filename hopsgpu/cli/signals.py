@@ -17,9 +17,6 @@ def exit_on_signals(*more: signal.Signals) -> Iterator[None]:
 
     Only the first signal counts: the cleanup is bounded in time, and a second signal must not
     interrupt it. An ignored signal, such as SIGHUP under nohup, stays ignored.
-
-    Args:
-        more: more signals to treat likewise.
     """
     numbers = [n for n in (*_SIGNALS, *more) if signal.getsignal(n) is not signal.SIG_IGN]
 

@@ -287,7 +287,7 @@ def _attend(
         if not job.is_detached:
             standing = attended.follow(standing)
             attended.report_end(standing)
-    if job.is_detached:  # whoever does not read it has not ended it
+    if job.is_detached:  # a closed output must not end the application
         click.echo(standing.id)
         return 0
     return 0 if standing.has_succeeded else 1

@@ -25,7 +25,6 @@ class Fact:
 
     Attributes:
         name: the name; "" for another line of the previous fact.
-        text: text of one line.
         style: style of both.
     """
 
@@ -52,7 +51,6 @@ class TableLayout:
 
 
 def headers(*names: str) -> Row:
-    """Return the first row of a table."""
     return [(name, "bold") for name in names]
 
 
@@ -75,9 +73,6 @@ def align(
     own.
 
     Args:
-        rows: rows, whose texts are not trusted.
-        layout: layout of the columns.
-        encoding: encoding of the terminal or file.
         width: largest width of a line, or None for no limit.
     """
     from rich.cells import cell_len

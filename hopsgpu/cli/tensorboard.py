@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from hopsgpu.cli.lake_root import lake_root, root_option
+from hopsgpu.cli.signals import exit_on_signals
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ def tensorboard(run_id: str, host: str, port: int) -> None:
     store = RunStore(lake_root())
     source = store.directory(store.find(run_id)) / _DIRECTORY
     with (
-        _sigterm_exits(),
+        exit_on_signals(),
         tempfile.TemporaryDirectory(prefix="hopsgpu-tensorboard-") as directory,
     ):
         mirror = Mirror(source, Path(directory))
@@ -61,25 +59,6 @@ def tensorboard(run_id: str, host: str, port: int) -> None:
             click.echo(f"{source.url} is empty so far; it is checked every few seconds", err=True)
         with contextlib.suppress(KeyboardInterrupt), _served(directory, host, port) as server:
             _keep_in_step(mirror, server)
-
-
-@contextlib.contextmanager
-def _sigterm_exits() -> Iterator[None]:
-    """While inside, make SIGTERM raise SystemExit, so that resources are released."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Python's signals are not its
-        return
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        # A second one does not break off the letting go.
-        signal.signal(number, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -108,7 +87,7 @@ def _keep_in_step(mirror: Mirror, server: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             try:
                 mirror.update()
-            except StoreError as error:  # looked at again soon
+            except StoreError as error:  # the next update may work
                 click.echo(f"hopsgpu: {error}", err=True)
         else:
             raise HopsGpuError(f"TensorBoard ended unexpectedly with exit code {code}")

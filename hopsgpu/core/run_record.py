@@ -155,7 +155,6 @@ class RunRecord:
     """The record of a run; docs/runs.md describes the fields.
 
     Attributes:
-        state: value of a GangState.
         reason: why the run ended; None before its end.
         updated: time of writing by the driver's clock, in seconds since the epoch.
         use: its GPU seconds over time, at least one point.
@@ -210,7 +209,6 @@ class RunRecord:
 
     @property
     def gpus(self) -> int:
-        """Return the number of GPUs of the gang."""
         return self.executors * self.executor.gpus
 
     def state_at(self, now: float) -> str:
@@ -295,7 +293,6 @@ _CODEC = Codec(
 
 
 def fields_of(record: RunRecord) -> dict[str, Any]:
-    """Return the JSON of a record."""
     return {"schema": SCHEMA, **_CODEC.encode(record)}
 
 
@@ -371,7 +368,6 @@ def parse(content: bytes, url: str = "run.json") -> RunRecord:
     """Parse the content of run.json.
 
     Args:
-        content: content of the file.
         url: URL of the file, for the error.
 
     Raises:

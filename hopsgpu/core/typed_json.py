@@ -35,8 +35,6 @@ class MisfitError(ValueError):
 
     Args:
         path: the field, such as "ranks[3].host"; "" for the whole.
-        value: its value.
-        expected: what is expected, in words.
     """
 
     def __init__(self, path: str, value: object, expected: str) -> None:
@@ -67,8 +65,6 @@ class Range:
     """The numbers that a field accepts.
 
     Attributes:
-        least: the smallest.
-        most: the largest.
         has_non_finite: whether "NaN", "Infinity" and "-Infinity" are accepted too.
     """
 

@@ -51,12 +51,10 @@ class StatusFormatter(Protocol[S_contra, W_contra]):
         """Return the lines to print for a status; none if it has nothing new.
 
         Args:
-            status: the next one.
             now: seconds by any clock.
         """
 
-    def label(self, writer: W_contra, host: str, /) -> str:
-        """Return the label of a line's writer."""
+    def label(self, writer: W_contra, host: str, /) -> str: ...
 
 
 class NoDisplay:
@@ -102,7 +100,6 @@ class PlainLines(Generic[S, W]):
         self._outlet = NonblockingWriter()
 
     def status(self, status: S) -> None:
-        """Write what is new."""
         begin = f"hopsgpu {status.run_id} {status.elapsed:6.1f} s: "
         lines = "".join(f"{begin}{text}\n" for text in self._formatter.news(status, self._clock()))
         if lines:

@@ -26,7 +26,6 @@ _WIDTH, _HEIGHT = 400, 64
 
 
 def run_card(status: RunStatus) -> str:
-    """Return a card of a run's current state."""
     reported = _metrics(status.metrics[0]) if status.metrics else ""
     return html.box(
         html.title("Run", status.run_id),
@@ -51,7 +50,6 @@ def result_lines(kind: str, result: RunOutcome | SearchOutcome | ScoreOutcome) -
 
 
 def result_card(result: RunOutcome) -> str:
-    """Return a card of a run's result, with each rank's value."""
     return html.box(
         *result_lines("GangResult", result),
         *worlds(result.worlds, result.timeline),
@@ -60,7 +58,6 @@ def result_card(result: RunOutcome) -> str:
 
 
 def score_card(result: ScoreOutcome) -> str:
-    """Return a card of a score's result."""
     return html.box(*result_lines("ScoreResult", result))
 
 
@@ -94,12 +91,7 @@ def _metrics(reported: Mapping[str, float]) -> str:
 
 
 def worlds(reports: Sequence[WorldReport], passed: Timeline) -> Iterable[Html]:
-    """Return the worlds of an elastic gang: bars over time, and a table; nothing without worlds.
-
-    Args:
-        reports: the worlds, in order.
-        passed: the run's timeline.
-    """
+    """Return the worlds of an elastic gang: bars over time, and a table; nothing without worlds."""
     if reports:
         yield html.element("div", world_bars(reports, passed))
         cells = [world_cells(world, passed.requested) for world in reports]
@@ -110,8 +102,6 @@ def world_bars(reports: Sequence[WorldReport], passed: Timeline, elapsed: float 
     """Return bars of the worlds over time, as high as their numbers of ranks.
 
     Args:
-        reports: the worlds, in order, at least one.
-        passed: the run's timeline.
         elapsed: seconds since the run began, up to which a world that runs is drawn.
     """
     zero = reports[0].began if passed.requested is None else passed.requested

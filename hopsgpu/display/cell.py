@@ -38,7 +38,6 @@ class Cell(Generic[P]):
 
     Args:
         context: context of the thread that runs the cell, by which the kernel identifies the cell.
-        page: returns a picture as HTML, by a key of the display.
         summary: returns a picture in one line, for viewers without HTML.
     """
 
@@ -56,7 +55,6 @@ class Cell(Generic[P]):
         self._is_there = False
 
     def show(self, picture: P) -> None:
-        """Show a picture in place of the last one."""
         page = str(self._page(picture, self._id))
         content = {"text/html": page, "text/plain": self._summary(picture)}
         options: dict[str, Any] = {"raw": True, "display_id": self._id, "update": self._is_there}
@@ -64,7 +62,6 @@ class Cell(Generic[P]):
         self._is_there = True
 
     def end(self, picture: P) -> None:
-        """Show the last picture."""
         self.show(picture)
 
     def close(self) -> None:
@@ -85,7 +82,6 @@ def page(picture: Picture, key: str) -> Html:
     """Return a picture as HTML.
 
     Args:
-        picture: picture of the run.
         key: key of the display, letters and digits; it keeps unfolded parts unfolded.
     """
     return html.box(
@@ -139,9 +135,6 @@ def plot_html(name: str, value: str, image: Html, scale: tuple[str, str], below:
     """Return a small plot with its name and the last value above it.
 
     Args:
-        name: name of the plot.
-        value: the last one.
-        image: the plot.
         scale: labels of its left and right ends.
         below: one more line.
     """

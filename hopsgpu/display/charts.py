@@ -30,8 +30,6 @@ def sparkline(
     """Return values over time or steps as at most `width` characters; "" without values.
 
     Args:
-        points: the values, in order.
-        width: largest number of characters.
         levels: a character for each height.
         bounds: the lowest and the highest value, by default those of the points.
         span: the first and the last time or step, by default those of the points.
@@ -74,9 +72,6 @@ def lines_image(
     The first trace is drawn in front of the others.
 
     Args:
-        traces: the points of each trace.
-        width: pixels.
-        height: pixels.
         bounds: the lowest and the highest value, by default those of the points.
         span: the first and the last time or step, by default those of the points.
     """
@@ -126,8 +121,6 @@ def held_image(held: Sequence[Point], used: Sequence[Point], width: int, height:
     Args:
         held: number held, by seconds, in order; at least one point.
         used: number in use, likewise.
-        width: pixels.
-        height: pixels.
     """
     margin, low = 34.0, height - 18.0
     most = max(value for _, value in held) or 1.0
@@ -161,8 +154,6 @@ def worlds_image(
     Args:
         worlds: of each world its begin and its end, in seconds, and its number of ranks.
         last: where the axis ends, in seconds.
-        width: pixels.
-        height: pixels.
     """
     low, most = height - 18.0, max((ranks for _, _, ranks in worlds), default=1)
     scale = (width - 4) / (last or 1.0)

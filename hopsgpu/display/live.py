@@ -42,8 +42,7 @@ _SHARE = 0.1
 class Screen(Protocol[P_contra]):
     """Shows pictures, each in place of the last one."""
 
-    def show(self, picture: P_contra, /) -> None:
-        """Show a picture."""
+    def show(self, picture: P_contra, /) -> None: ...
 
     def end(self, picture: P_contra, /) -> None:
         """Show the last picture, and release the screen."""
@@ -59,14 +58,11 @@ class Stage(Protocol[S_contra, W_contra, P_co]):
     def news(self) -> int:
         """Return a number that grows with every report."""
 
-    def status(self, status: S_contra, now: float, /) -> None:
-        """Record the state."""
+    def status(self, status: S_contra, now: float, /) -> None: ...
 
-    def line(self, writer: W_contra, host: str, texts: Sequence[str], /) -> None:
-        """Record the last lines of a rank."""
+    def line(self, writer: W_contra, host: str, texts: Sequence[str], /) -> None: ...
 
-    def picture(self, now: float, /) -> P_co:
-        """Return what to show."""
+    def picture(self, now: float, /) -> P_co: ...
 
 
 def screen(
@@ -78,7 +74,6 @@ def screen(
     """Return the notebook's cell or the terminal; None if another display uses the terminal.
 
     Args:
-        context: context of the thread that requested the display.
         page: returns a picture as HTML, by a key of the display.
         summary: returns a picture in one line.
         lines: returns a picture as lines of a terminal.
@@ -89,17 +84,14 @@ def screen(
 
 
 def run_screen(context: contextvars.Context) -> Screen[Picture] | None:
-    """Return the screen for runs."""
     return screen(context, cell.page, cell.summary, terminal.lines_of)
 
 
 def search_screen(context: contextvars.Context) -> Screen[SearchPicture] | None:
-    """Return the screen for searches."""
     return screen(context, search_cell.page, search_cell.summary, search_terminal.lines_of)
 
 
 def score_screen(context: contextvars.Context) -> Screen[ScorePicture] | None:
-    """Return the screen for scores."""
     return screen(context, score_screens.page, score_screens.summary, score_screens.lines_of)
 
 
@@ -115,7 +107,6 @@ class LiveDisplay(Generic[S, W, P]):
             plain lines.
         stage: stores the reports from the first status on.
         lines: creates the display of plain lines.
-        clock: seconds.
     """
 
     def __init__(
@@ -149,7 +140,6 @@ class LiveDisplay(Generic[S, W, P]):
         shown.status(status)
 
     def line(self, writer: W, host: str, *texts: str) -> None:
-        """Record lines of a rank."""
         if self._shown is not None:
             self._shown.line(writer, host, *texts)
 
@@ -232,13 +222,12 @@ class _Showing(Generic[S, W, P]):
                 self._screen.end(self._scene.picture(self._clock()))
             finally:
                 self._screen.close()
-        except Exception as error:  # noqa: BLE001 - raised where the run is told of next
+        except Exception as error:  # noqa: BLE001 - raised by the next report
             self._problem = error
         finally:
             self._over.set()
 
     def _draw(self) -> None:
-        """Show pictures until the end."""
         wait, news, drawn = _SECONDS, -1, float("-inf")
         while not self._ended.wait(wait):
             now = self._clock()

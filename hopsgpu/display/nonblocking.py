@@ -36,7 +36,6 @@ class NonblockingWriter:
     characters, and beyond that only the number of lines is reported.
 
     Args:
-        patience: seconds.
         most: number of characters to keep.
     """
 

@@ -40,7 +40,6 @@ class OptunaPlot:
     """One of Optuna's plots.
 
     Attributes:
-        title: title of the plot.
         svg: the picture, or b"".
         missing: why there is no picture, in one line.
     """
@@ -51,12 +50,7 @@ class OptunaPlot:
 
 
 def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[OptunaPlot]:
-    """Return Optuna's plots of a search; a plot that cannot be drawn says why.
-
-    Args:
-        result: result of the search.
-        seconds: seconds that drawing may take.
-    """
+    """Return Optuna's plots of a search; a plot that cannot be drawn says why."""
     complete = result.states.get(COMPLETE, 0)
     if complete < _LEAST:
         return _none(f"{complete} of the trials are complete; a plot needs at least {_LEAST}")

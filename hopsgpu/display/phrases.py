@@ -59,12 +59,10 @@ def sizes(bounds: tuple[int, int]) -> str:
 
 
 def state(name: str) -> str:
-    """Return a state in words."""
     return "starting ranks" if name == GangState.STARTING.value else name
 
 
 def phase_durations(timeline: Timeline) -> list[str]:
-    """Return the duration of each phase of a run."""
     return [f"{word} {seconds(took)}" for word, took in timeline.phases()]
 
 
@@ -110,7 +108,6 @@ def world_lines(
     """Return a line about each world of an elastic gang; of many worlds, only about the last.
 
     Args:
-        worlds: the worlds, in order.
         requested: when the run began, in seconds since the epoch.
         most: number of worlds that get a line.
     """
@@ -136,7 +133,6 @@ def world_cells(world: WorldReport, requested: float | None) -> tuple[str, ...]:
     """Return the facts about a world, as `WORLD_HEADERS` names them; "" for what is unknown.
 
     Args:
-        world: the world.
         requested: when the run began, in seconds since the epoch.
     """
     zero = world.began if requested is None else requested
@@ -160,7 +156,6 @@ def metric_summary(plot: Plot) -> str:
 
 
 def scale(plot: Plot) -> tuple[str, str]:
-    """Return a plot's first and last step."""
     first, last = plot.steps
     return f"step {first:,g}", f"{last:,g}"
 
@@ -171,7 +166,6 @@ def has_rank_facts(rows: Sequence[Row]) -> bool:
 
 
 def use(gpu: RankGpus | None) -> tuple[str, str]:
-    """Return the utilisation and memory of a rank's GPUs."""
     if gpu is None:
         return "", ""
     busy = "" if gpu.utilisation is None else f"{gpu.utilisation:.0%}"
@@ -187,12 +181,7 @@ def uuid(gpu: str) -> str:
 
 
 def remaining_ranks(picture: Picture, shown: int) -> str:
-    """Return the line about ranks without a row; "" if all have one.
-
-    Args:
-        picture: picture of the run.
-        shown: number of ranks with a row.
-    """
+    """Return the line about ranks without a row; "" if all have one."""
     omitted = picture.ranks - shown
     if omitted <= 0:
         return ""
@@ -223,7 +212,6 @@ class ReportSchedule:
         """Return whether to report, which then counts as done.
 
         Args:
-            state: value of a GangState.
             reason: why the run waits; "" for nothing.
             now: seconds by any clock.
         """

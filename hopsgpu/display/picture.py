@@ -7,9 +7,11 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import RankReport, RunStatus
+from hopsgpu.display.base import S
 
 # Number of ranks of a large gang that have plots and logs of their own.
 SHOWN_RANKS = 12
@@ -51,12 +53,10 @@ class Row:
     """A rank.
 
     Attributes:
-        rank: number of the rank.
         host: name of the node, "" if not known yet.
         step: step of its last report, or None.
         gpu: its GPUs, or None.
         trace: GPU utilisation by seconds since the start, for the first ranks.
-        ended: how it ended, in words, or "".
     """
 
     rank: int
@@ -72,7 +72,6 @@ class Plot:
     """A metric.
 
     Attributes:
-        name: name as reported.
         value: value of the first rank that has it.
         least: over all ranks.
         most: over all ranks.
@@ -94,9 +93,6 @@ class LogTail:
 
     Attributes:
         rank: None for all.
-        host: host of the rank.
-        lines: the last ones.
-        total: total number of lines.
     """
 
     rank: int | None
@@ -110,14 +106,11 @@ class Picture:
     """A run at a moment.
 
     Attributes:
-        status: of the run.
         elapsed: seconds since it was submitted.
-        ranks: number of ranks that report.
         rows: of the first ranks.
         plots: of the first metrics.
         utilisations: utilisation of the GPUs of all ranks in order, averaged in groups if there are
             many.
-        recent: the last lines of all ranks.
         logs: of each of the first ranks.
     """
 
@@ -132,7 +125,6 @@ class Picture:
 
     @property
     def has_ended(self) -> bool:
-        """Return whether nothing more will come."""
         return GangState(self.status.state).is_terminal
 
 
@@ -168,9 +160,6 @@ class Trace:
 class Tail:
     """The last lines, of bounded length.
 
-    Args:
-        most: number of lines to keep.
-
     Attributes:
         host: host of the rank that wrote them; "" for several ranks.
     """
@@ -187,7 +176,6 @@ class Tail:
         self._total += len(texts)
 
     def log(self, rank: int | None = None) -> LogTail:
-        """Return the lines as a value."""
         return LogTail(rank, self.host, tuple(self._lines), self._total)
 
 
@@ -200,22 +188,18 @@ class _Attempt:
     traces: dict[tuple[str, int], Trace] = field(default_factory=dict)
 
 
-class Scene:
-    """The reports of a run so far, in bounded memory; one thread reports, another draws.
+class StatusScene(Generic[S]):
+    """The reports so far, in bounded memory; one thread reports, another draws.
 
     Args:
-        status: the first one.
         now: seconds by any clock.
     """
 
-    def __init__(self, status: RunStatus, now: float) -> None:
+    def __init__(self, status: S, now: float) -> None:
         self._lock = threading.Lock()
         self._status = status
         self._updated_at = now
-        self._sampled = float("-inf")
-        self._attempt = _Attempt(status.attempt)
         self._recent = Tail()
-        self._tails: dict[int, Tail] = {}
         self._news = 0
 
     @property
@@ -223,37 +207,63 @@ class Scene:
         """Return a number that grows with every report."""
         return self._news
 
-    def status(self, status: RunStatus, now: float) -> None:
-        """Record the state of the run, and metrics a few times a second."""
+    def status(self, status: S, now: float) -> None:
         with self._lock:
             self._status, self._updated_at = status, now
             self._news += 1
-            if status.attempt != self._attempt.number:
-                self._attempt = _Attempt(status.attempt)
-            if status.metrics and now - self._sampled >= _GAP_SECONDS / 2:
-                self._sampled = now
-                self._sample(status)
+            self._on_status(status, now)
 
-    def line(self, rank: int, host: str, texts: Sequence[str]) -> None:
-        """Record the last lines of a rank."""
+    def _on_status(self, status: S, now: float) -> None:
+        """Handle a status; called under the lock."""
+
+    def _take(self, texts: Sequence[str], writer: str) -> None:
         with self._lock:
             self._news += len(texts)
-            self._recent.take(texts, f"[rank {rank}] ")
-            if rank < SHOWN_RANKS:
+            self._recent.take(texts, f"[{writer}] ")
+
+    def _elapsed(self, now: float) -> float:
+        has_ended = GangState(self._status.state).is_terminal
+        return self._status.elapsed + (0.0 if has_ended else max(now - self._updated_at, 0.0))
+
+    def _snapshot(self, now: float) -> tuple[S, float, LogTail]:
+        """Return the status, the seconds since the start, and the last lines of all writers."""
+        with self._lock:
+            return self._status, self._elapsed(now), self._recent.log()
+
+
+class Scene(StatusScene[RunStatus]):
+    """The reports of a run so far."""
+
+    def __init__(self, status: RunStatus, now: float) -> None:
+        super().__init__(status, now)
+        self._sampled = float("-inf")
+        self._attempt = _Attempt(status.attempt)
+        self._tails: dict[int, Tail] = {}
+
+    def _on_status(self, status: RunStatus, now: float) -> None:
+        """Take the metrics a few times a second."""
+        if status.attempt != self._attempt.number:
+            self._attempt = _Attempt(status.attempt)
+        if status.metrics and now - self._sampled >= _GAP_SECONDS / 2:
+            self._sampled = now
+            self._sample(status)
+
+    def line(self, rank: int, host: str, texts: Sequence[str]) -> None:
+        self._take(texts, f"rank {rank}")
+        if rank < SHOWN_RANKS:
+            with self._lock:
                 tail = self._tails.setdefault(rank, Tail(_RANK_LINES))
                 tail.take(texts)
                 tail.host = host
 
     def picture(self, now: float) -> Picture:
-        """Return what to show."""
         with self._lock:
             status = self._status
-            over = 0.0 if GangState(status.state).is_terminal else max(now - self._updated_at, 0.0)
             if status.metrics:
                 self._sample(status)
             return Picture(
                 status=status,
-                elapsed=status.elapsed + over,
+                elapsed=self._elapsed(now),
                 ranks=_ranks_of(status),
                 rows=tuple(self._rows()),
                 plots=tuple(self._plots()),
@@ -323,12 +333,10 @@ class Scene:
 
 
 def _ranks_of(status: RunStatus) -> int:
-    """Return how many ranks are known."""
     return max(len(status.metrics), *(report.rank + 1 for report in status.ranks), 0)
 
 
 def how_ended(report: RankReport) -> str:
-    """Return a rank's end in words."""
     if report.stopped:
         return "stopped"
     if report.exit_code == 0:

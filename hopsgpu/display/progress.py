@@ -43,11 +43,9 @@ ShieldedScore = Shield[ScoreStatus, int]
 class SearchProgress(Protocol):
     """Receives a search's states and the output of its trials' ranks."""
 
-    def status(self, status: SearchStatus) -> None:
-        """Handle a change, repeated each second while waiting."""
+    def status(self, status: SearchStatus) -> None: ...
 
-    def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
-        """Handle one or several lines that a rank wrote."""
+    def line(self, trial: int, rank: int, host: str, *texts: str) -> None: ...
 
 
 class _RunFormatter:
@@ -85,18 +83,13 @@ class RunLines(PlainLines[RunStatus, int]):
 
 
 class ShieldedSearch:
-    """A search's display that may fail, wrapped in a `Shield`; a SearchProgress.
-
-    Args:
-        shown: the display.
-    """
+    """A search's display that may fail, wrapped in a `Shield`; a SearchProgress."""
 
     def __init__(self, shown: Display[SearchStatus, Writer]) -> None:
         self._shield = Shield(shown)
 
     @property
     def problem(self) -> str | None:
-        """Return why the display stopped, or None."""
         return self._shield.problem
 
     def status(self, status: SearchStatus) -> None:
@@ -143,7 +136,6 @@ def _worlds(status: RunStatus) -> list[str]:
 
 
 def _last_report(status: RunStatus) -> str:
-    """Return rank 0's last report."""
     reported = status.metrics[0] if status.metrics else {}
     shown = [f"{n} {v:g}" for n, v in reported.items() if not n.startswith("gpu.")]
     return f": {', '.join(shown[:_MOST_TOLD])}" if shown else ""

@@ -39,18 +39,13 @@ class RunSummary:
     """A run in a list; texts are "" if there is nothing to show.
 
     Attributes:
-        state: its state, "lost", or "unreadable".
         root: key of the root that it is below, on pages.
         state_before: the last recorded state of a run that is lost.
         is_running: whether its driver is working.
-        problem: why its record cannot be read.
         problem_kind: kind of the problem, as of a StoreError.
         requested: when it began, in seconds since the epoch; or None.
         took: seconds until its end or until now; or None.
-        ranks: its world size, or the smallest and the largest.
         gang: ranks and GPUs in words.
-        model: name and number of the version that it published.
-        error: first line of its error.
         kind: "gang", "search" or "score".
     """
 
@@ -77,13 +72,7 @@ class RunSummary:
 
 
 def summary_of(run: StoredRun, now: float, root: str = "") -> RunSummary:
-    """Return a run as lists show it.
-
-    Args:
-        run: the run.
-        now: seconds since the epoch.
-        root: key of the root that it is below, on pages.
-    """
+    """Return a run as lists show it."""
     record, state = run.record, run.state_at(now)
     if record is None:
         return RunSummary(run.run_id, state, root, problem=run.problem, problem_kind=run.kind)
@@ -166,8 +155,6 @@ class RankRow:
         gpu_use: mean utilisation in [0, 1]; or None.
         now_use: last sampled utilisation in [0, 1] of a rank that runs; or None.
         memory: peak bytes of the host's memory; or None.
-        reported: last reported values.
-        log: its log in the last attempt; or None.
     """
 
     rank: int
@@ -191,7 +178,6 @@ class TrialRow:
 
     Attributes:
         state: its state; "stopped" or "lost" if the search ended before it.
-        took: how long it took or has run, in words.
         why: why it failed or was pruned.
         ended: when it ended, in seconds since the epoch; None while it runs.
     """
@@ -268,7 +254,6 @@ def record_view(
     """Return what people want to know about a run.
 
     Args:
-        record: its record.
         url: URL of its directory.
         now: seconds since the epoch.
         root: key of the root that it is below, on pages.

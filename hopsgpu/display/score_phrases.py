@@ -26,7 +26,6 @@ def time_left(left: float | None) -> str:
 
 
 def held_executors(status: ScoreStatus) -> str:
-    """Return how many of the allowed executors are here."""
     return f"{status.executors} of at most {count_of(status.most, 'executor')}"
 
 
@@ -35,7 +34,6 @@ def failed_parts(count: int) -> str:
 
 
 def summary(status: ScoreStatus) -> str:
-    """Return the state of a score in one line."""
     if GangState(status.state).is_terminal or status.state in ("releasing", "publishing"):
         parts = [f"{status.state}: {rows(status.rows, status.scored)}"]
         parts.append(failed_parts(status.failed))
@@ -72,5 +70,4 @@ class ScoreFormatter:
 
 
 def label(worker: int, host: str) -> str:
-    """Return the label of a line's writer."""
     return f"worker {worker} {host}"

@@ -11,8 +11,7 @@ from hopsgpu.core.html import Html
 from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.display import score_phrases as say
 from hopsgpu.display.cell import folded_log, heading
-from hopsgpu.display.picture import LogTail
-from hopsgpu.display.status_scene import StatusScene
+from hopsgpu.display.picture import LogTail, StatusScene
 from hopsgpu.display.subjects import status_view
 from hopsgpu.display.terminal import head, line_style, tail
 
@@ -27,9 +26,7 @@ class ScorePicture:
     """A score at a moment.
 
     Attributes:
-        status: status of the score.
         elapsed: seconds since its start.
-        recent: the last lines of all workers.
     """
 
     status: ScoreStatus
@@ -41,11 +38,9 @@ class ScoreScene(StatusScene[ScoreStatus]):
     """The reports of a score so far."""
 
     def line(self, worker: int, host: str, texts: Sequence[str]) -> None:
-        """Record the last lines of a worker."""
         self._take(texts, say.label(worker, host))
 
     def picture(self, now: float) -> ScorePicture:
-        """Return what to show."""
         return ScorePicture(*self._snapshot(now))
 
 
@@ -53,9 +48,6 @@ def lines_of(picture: ScorePicture, width: int, height: int, encoding: str) -> l
     """Return a picture as lines of a terminal.
 
     Args:
-        picture: picture of the score.
-        width: characters of a line.
-        height: largest number of lines.
         encoding: the terminal's encoding; missing characters are written in ASCII.
     """
     shown = line_style(width, encoding)
@@ -65,18 +57,12 @@ def lines_of(picture: ScorePicture, width: int, height: int, encoding: str) -> l
 
 
 def summary(picture: ScorePicture) -> str:
-    """Return a picture in one line, for viewers without HTML."""
     text = say.summary(picture.status)
     return f"hopsgpu {picture.status.run_id} {picture.elapsed:.1f} s: {text}"
 
 
 def page(picture: ScorePicture, key: str) -> Html:
-    """Return a picture as HTML.
-
-    Args:
-        picture: picture of the score.
-        key: key of the display, letters and digits; it keeps unfolded parts unfolded.
-    """
+    """Return a picture as HTML."""
     parts = [*heading(status_view(picture.status, picture.elapsed))]
     if picture.recent.total:
         parts.append(folded_log(picture.recent, "log of all workers", f"{key}-all"))

@@ -36,7 +36,6 @@ def is_proxy(stream: object) -> bool:
 
 
 def _shell() -> Any:
-    """Return IPython's shell, or None."""
     ipython = sys.modules.get("IPython")
     # While another thread imports IPython, the module lacks the name.
     current = getattr(ipython, "get_ipython", None)

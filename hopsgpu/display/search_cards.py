@@ -18,7 +18,6 @@ _WIDTH, _HEIGHT = 560, 130
 
 
 def search_card(result: SearchOutcome) -> str:
-    """Return a card of a search's result."""
     return html.box(*summary(result))
 
 

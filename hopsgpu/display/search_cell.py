@@ -19,18 +19,12 @@ _PARAMS = 60
 
 
 def summary(picture: SearchPicture) -> str:
-    """Return a picture in one line, for viewers without HTML."""
     text = say.summary(picture.status)
     return f"hopsgpu {picture.status.run_id} {picture.elapsed:.1f} s: {text}"
 
 
 def page(picture: SearchPicture, key: str) -> Html:
-    """Return a picture as HTML.
-
-    Args:
-        picture: picture of the search.
-        key: key of the display, letters and digits; it keeps unfolded parts unfolded.
-    """
+    """Return a picture as HTML."""
     return html.box(
         *heading(status_view(picture.status, picture.elapsed)),
         _plots(picture),
@@ -91,7 +85,6 @@ def _ended_table(picture: SearchPicture) -> Html:
 
 
 def trials_table(first: str, trials: Iterable[TrialReport]) -> Html:
-    """Return a table of ended trials, one per row."""
     headers = [first, "", "value", "parameters", "", "host", "GPU"]
     return html.table(headers, [row_of(trial, _PARAMS) for trial in trials])
 

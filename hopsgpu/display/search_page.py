@@ -27,11 +27,7 @@ table.trials { border-collapse: collapse; font-size: 13px; }
 
 
 def page(result: SearchOutcome) -> str:
-    """Return a page with the result, its plots by Optuna and all trials; it loads nothing else.
-
-    Args:
-        result: result of a search.
-    """
+    """Return a page with the result, its plots by Optuna and all trials; it loads nothing else."""
     body = html.element(
         "body",
         html.box(*summary(result)),

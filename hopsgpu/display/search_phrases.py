@@ -46,7 +46,6 @@ def shorten_params(params: Mapping[str, Any], longest: int = _LONGEST) -> str:
 
 
 def gpus(uuids: str) -> str:
-    """Return a trial's GPUs."""
     listed = uuids.split(",") if uuids else []
     if len(listed) > _MOST_GPUS:
         return f"{len(listed)} GPUs"
@@ -64,7 +63,6 @@ def why(trial: TrialReport) -> str:
 
 
 def measure(trial: TrialReport) -> str:
-    """Return the outcome of a trial."""
     if trial.state == FAILED:
         return why(trial)
     value = "" if trial.value is None else number(float(trial.value))
@@ -73,7 +71,6 @@ def measure(trial: TrialReport) -> str:
 
 
 def end_of(trial: TrialReport, best: Best | None) -> str:
-    """Return an ended trial in one line."""
     is_best = best is not None and best.number == trial.number
     value = measure(trial)
     begin = f"trial {trial.number} {trial.state}{f': {value}' if value else ''}"
@@ -85,7 +82,6 @@ def end_of(trial: TrialReport, best: Best | None) -> str:
 
 
 def count_phrase(wanted: int, states: Mapping[str, int]) -> str:
-    """Return how many trials have ended, and how."""
     counts = [f"{states.get(name, 0):,} {name}" for name in (COMPLETE, PRUNED, FAILED)]
     count = sum(states.get(name, 0) for name in (COMPLETE, PRUNED, FAILED))
     shown = ", ".join(part for part in counts if not part.startswith("0 "))
@@ -98,12 +94,10 @@ def count_phrase(wanted: int, states: Mapping[str, int]) -> str:
 
 
 def states_of(status: SearchStatus) -> Mapping[str, int]:
-    """Return how many trials have ended in each way."""
     return {COMPLETE: status.complete, PRUNED: status.pruned, FAILED: status.failed}
 
 
 def held_executors(status: SearchStatus) -> str:
-    """Return how many of the allowed executors are here."""
     return f"{status.executors} of at most {count_of(status.most, 'executor')}"
 
 
@@ -119,18 +113,15 @@ def held_gpus(status: SearchStatus) -> str:
 
 
 def unit(status: SearchStatus) -> str:
-    """Return the unit of what is held and used."""
     return "GPUs" if status.gpus else "executors"
 
 
 def best_phrase(best: Best, metric: str | None) -> str:
-    """Return the best value and its trial in words."""
     name = f"{plain_line(metric, 40)} " if metric else ""
     return f"{name}{best.value:.6g} (trial {best.number})"
 
 
 def summary(status: SearchStatus) -> str:
-    """Return the state of a search in one line."""
     counts = count_phrase(status.wanted, states_of(status))
     best = "" if status.best is None else f"best {best_phrase(status.best, status.metric)}"
     if GangState(status.state).is_terminal or status.state == "releasing":
@@ -181,6 +172,5 @@ class SearchFormatter:
 
 
 def label(writer: Writer, host: str, workers: int) -> str:
-    """Return the label of a line's writer."""
     rank = f" rank {writer.rank}" if workers > 1 or writer.rank else ""
     return f"trial {writer.trial}{rank} {host}"

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from hopsgpu.core.trials import Moment, SearchStatus, TrialReport, Writer
-from hopsgpu.display.picture import LogTail, Point
+from hopsgpu.display.picture import LogTail, Point, StatusScene
 from hopsgpu.display.search_phrases import label
-from hopsgpu.display.status_scene import StatusScene
 
 # Number of running trials that have a row.
 SHOWN_TRIALS = 12
@@ -25,7 +24,6 @@ class SearchPicture:
     """A search at a moment.
 
     Attributes:
-        status: status of the search.
         elapsed: seconds since its start.
         running: the first trials that run, by host and GPU.
         seconds: how long each of them has run; None if it has not started.
@@ -51,7 +49,6 @@ class SearchScene(StatusScene[SearchStatus]):
     """The reports of a search so far.
 
     Args:
-        status: the first one.
         now: seconds by any clock.
         wall: returns the seconds since the epoch.
     """
@@ -63,11 +60,9 @@ class SearchScene(StatusScene[SearchStatus]):
         self._wall = wall
 
     def line(self, writer: Writer, host: str, texts: Sequence[str]) -> None:
-        """Record the last lines of a trial's rank."""
         self._take(texts, label(writer, host, self._status.workers))
 
     def picture(self, now: float) -> SearchPicture:
-        """Return what to show."""
         status, elapsed, recent = self._snapshot(now)
         running = sorted(status.running, key=attrgetter("host", "gpu", "number"))[:SHOWN_TRIALS]
         wall = self._wall()
@@ -90,7 +85,6 @@ def curve_of(curve: Sequence[tuple[int, float]], ended: int) -> tuple[Point, ...
 
     Args:
         curve: pairs (trials ended, value), one for each improvement.
-        ended: number of ended trials.
     """
     points = [(float(at), value) for at, value in curve if math.isfinite(value)]
     return evenly(points, float(ended)) if points else ()
@@ -102,7 +96,6 @@ def held_and_used(
     """Return the GPUs held, and those on which trials ran, by seconds since the first moment.
 
     Args:
-        moments: in order.
         until: seconds since the epoch, by default the last moment.
     """
     if not moments:

@@ -28,9 +28,6 @@ def lines_of(picture: SearchPicture, width: int, height: int, encoding: str) -> 
     """Return a picture as lines of a terminal.
 
     Args:
-        picture: picture of the search.
-        width: characters of a line.
-        height: largest number of lines.
         encoding: the terminal's encoding; missing characters are written in ASCII.
     """
     status = picture.status

@@ -56,7 +56,6 @@ class Terminal(Generic[P_contra]):
     """Shows pictures in the terminal; other output appears above them.
 
     Args:
-        drawn: returns a picture's lines.
         console: console to draw on, by default stdout.
     """
 
@@ -87,7 +86,6 @@ class Terminal(Generic[P_contra]):
         self.close()
 
     def close(self) -> None:
-        """Release the terminal."""
         atexit.unregister(self._at_exit)
         self._release()
         self._live.stop()
@@ -110,7 +108,6 @@ class Terminal(Generic[P_contra]):
 
 
 def join_lines(lines: Iterable[Text]) -> Text:
-    """Return lines as one text."""
     from rich.text import Text
 
     return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
@@ -120,9 +117,6 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
     """Return a picture as lines of a terminal.
 
     Args:
-        picture: picture of the run.
-        width: characters of a line.
-        height: largest number of lines.
         encoding: the terminal's encoding; missing characters are written in ASCII.
     """
     shown, levels = line_style(width, encoding), levels_of(encoding)
@@ -188,10 +182,7 @@ def head(view: RunView, more: Sequence[str], shown: LineStyle, width: int) -> li
     """Return the first lines of a live display.
 
     Args:
-        view: what they show.
         more: further lines, above the largest loss.
-        shown: formats the lines.
-        width: characters of a line.
     """
     from rich.cells import cell_len
 
@@ -239,7 +230,6 @@ def _plots(picture: Picture, levels: str, width: int) -> Iterable[str]:
 
 
 def plot_width(width: int, names: Sequence[str], values: int) -> int:
-    """Return the width of a plot between its name and its values."""
     beside = len(_INDENT) + 4 + max(map(len, names)) + values
     return min(max(width - beside, _LEAST_PLOT_WIDTH), _PLOT_WIDTH)
 

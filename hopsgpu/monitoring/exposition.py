@@ -28,16 +28,11 @@ ALERTS, DASHBOARD = "alerts.yml", "dashboard.json"
 class Looks(Protocol):
     """A source of observations, one at a time."""
 
-    def look(self) -> Look:
-        """Return what is seen now."""
+    def look(self) -> Look: ...
 
 
 class LookCollector:
-    """Prometheus' collector: makes an observation when it is asked.
-
-    Args:
-        monitor: gives the observations.
-    """
+    """Prometheus' collector: makes an observation when it is asked."""
 
     def __init__(self, monitor: Looks) -> None:
         self._monitor = monitor
@@ -62,8 +57,6 @@ def serving(monitor: Looks, host: str, port: int) -> Iterator[str]:
     The first observation is made before, since counters count from then on.
 
     Args:
-        monitor: gives the observations.
-        host: address to listen on.
         port: port to listen on; 0 for any free one.
 
     Raises:

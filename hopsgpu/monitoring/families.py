@@ -1,7 +1,7 @@
 """The metrics, and what an observation makes of them: pure functions of values.
 
 Names and units follow Prometheus' conventions. Labels have a bounded number of values: users and
-queues beyond a bound are "other", and only runs that go on have series of their own.
+queues beyond a bound are "other", and only active runs have series of their own.
 """
 
 from __future__ import annotations
@@ -39,9 +39,6 @@ class MetricInfo:
     """A metric.
 
     Attributes:
-        name: its name, as queries have it.
-        kind: "gauge", "counter" or "histogram".
-        labels: names of its labels.
         text: what it is, in a sentence.
     """
 
@@ -51,223 +48,160 @@ class MetricInfo:
     text: str
 
 
-UP = MetricInfo(
+def _metric(name: str, labels: str, text: str, kind: str = GAUGE) -> MetricInfo:
+    return MetricInfo(name, kind, tuple(labels.split()), text)
+
+
+UP = _metric(
     "hopsgpu_up",
-    GAUGE,
-    ("source",),
+    "source",
     "Whether a source answered (1) or not (0): resource_manager, node_managers, queue, runs.",
 )
-LOOK_SECONDS = MetricInfo(
-    "hopsgpu_look_seconds", GAUGE, ("source",), "How long the source took, or was waited for."
+LOOK_SECONDS = _metric(
+    "hopsgpu_look_seconds", "source", "How long the source took, or was waited for."
 )
-GPUS = MetricInfo(
+GPUS = _metric(
     "hopsgpu_gpus",
-    GAUGE,
-    ("node", "type", "label", "queue", "state"),
-    "GPUs of YARN's nodes, each in one state: used (with its application's queue), held_aside (by a"
-    " gang that waits, and that cannot use it), free, unhealthy (its node is), or unavailable (its"
-    " node takes no containers).",
+    "node type label queue state",
+    "GPUs of YARN's nodes, each in one state: used (with its application's queue), held_aside"
+    " (by a gang that waits, and that cannot use it), free, unhealthy (its node is), or"
+    " unavailable (its node takes no containers).",
 )
-NODE_MANAGER_UP = MetricInfo(
-    "hopsgpu_node_manager_up",
-    GAUGE,
-    ("node",),
-    "Whether the NodeManager of a node with GPUs describes them.",
+NODE_MANAGER_UP = _metric(
+    "hopsgpu_node_manager_up", "node", "Whether the NodeManager of a node with GPUs describes them."
 )
-USER_GPUS = MetricInfo(
+USER_GPUS = _metric(
     "hopsgpu_user_gpus",
-    GAUGE,
-    ("user", "queue"),
+    "user queue",
     "GPUs that a user's applications have, whether they use hopsgpu or not.",
 )
-QUEUE_USED = MetricInfo(
+QUEUE_USED = _metric(
     "hopsgpu_queue_gpus_used",
-    GAUGE,
-    ("queue", "label"),
+    "queue label",
     "GPUs that the applications in a leaf queue have, or that are reserved for them.",
 )
-QUEUE_PENDING = MetricInfo(
+QUEUE_PENDING = _metric(
     "hopsgpu_queue_gpus_pending",
-    GAUGE,
-    ("queue", "label"),
+    "queue label",
     "GPUs that the applications in a leaf queue ask YARN for and do not have.",
 )
-QUEUE_GUARANTEED = MetricInfo(
-    "hopsgpu_queue_gpus_guaranteed",
-    GAUGE,
-    ("queue", "label"),
-    "GPUs that a leaf queue is guaranteed.",
+QUEUE_GUARANTEED = _metric(
+    "hopsgpu_queue_gpus_guaranteed", "queue label", "GPUs that a leaf queue is guaranteed."
 )
-QUEUE_MAXIMUM = MetricInfo(
-    "hopsgpu_queue_gpus_maximum", GAUGE, ("queue", "label"), "GPUs that a leaf queue may have."
+QUEUE_MAXIMUM = _metric(
+    "hopsgpu_queue_gpus_maximum", "queue label", "GPUs that a leaf queue may have."
 )
-WAITING_GANGS = MetricInfo(
+WAITING_GANGS = _metric(
     "hopsgpu_waiting_gangs",
-    GAUGE,
-    ("queue", "kind", "bound"),
+    "queue kind bound",
     "Gangs in the queue of gangs, without the one whose turn it is to ask YARN, by kind (start;"
-    " growth of one that runs) and by what they wait for: none (their turn), cluster, nodes, queue"
-    " or user (their limits).",
+    " growth of one that runs) and by what they wait for: none (their turn), cluster, nodes,"
+    " queue or user (their limits).",
 )
-WAITING_GPUS = MetricInfo(
-    "hopsgpu_waiting_gang_gpus",
-    GAUGE,
-    ("queue", "kind", "bound"),
-    "GPUs that these gangs wait for.",
+WAITING_GPUS = _metric(
+    "hopsgpu_waiting_gang_gpus", "queue kind bound", "GPUs that these gangs wait for."
 )
-WAITING_OLDEST = MetricInfo(
+WAITING_OLDEST = _metric(
     "hopsgpu_waiting_gang_oldest_seconds",
-    GAUGE,
-    ("queue", "kind", "bound"),
+    "queue kind bound",
     "How long the first of these gangs has waited.",
 )
-RUNS = MetricInfo(
+RUNS = _metric(
     "hopsgpu_runs",
-    GAUGE,
-    ("queue", "state"),
+    "queue state",
     "Runs that have not ended, by state; lost for an hour if the driver ended without a word.",
 )
-RUN_WAITING = MetricInfo(
-    "hopsgpu_run_waiting_seconds",
-    GAUGE,
-    ("run", "user", "queue"),
-    "How long a run has waited for its executors.",
+RUN_WAITING = _metric(
+    "hopsgpu_run_waiting_seconds", "run user queue", "How long a run has waited for its executors."
 )
-RUN_UNSAVED = MetricInfo(
+RUN_UNSAVED = _metric(
     "hopsgpu_run_unsaved_seconds",
-    GAUGE,
-    ("run", "user", "queue"),
-    "For how long a run that trains on GPUs has saved no checkpoint, since its start if it never"
-    " did. Searches and scores have none.",
+    "run user queue",
+    "For how long a run that trains on GPUs has saved no checkpoint, since its start if it"
+    " never did. Searches and scores have none.",
 )
-SCORE_ROWS = MetricInfo(
+SCORE_ROWS = _metric(
     "hopsgpu_score_rows",
-    GAUGE,
-    ("run", "user", "queue", "state"),
-    "Rows of a score that goes on, by state: scored (they are on the lake), left.",
+    "run user queue state",
+    "Rows of an active score, by state: scored (they are on the lake), left.",
 )
-SCORE_FAILED = MetricInfo(
+SCORE_FAILED = _metric(
     "hopsgpu_score_failed_parts",
-    GAUGE,
-    ("run", "user", "queue"),
-    "Parts of a score that goes on which failed, and are left out of its output.",
+    "run user queue",
+    "Failed parts of an active score, which its output lacks.",
 )
-GPU_UTILISATION = MetricInfo(
+GPU_UTILISATION = _metric(
     "hopsgpu_gpu_utilisation_ratio",
-    GAUGE,
-    ("run", "rank", "node", "gpu"),
+    "run rank node gpu",
     "Share of the last sample's period in which a kernel ran on a GPU of a run that trains.",
 )
-GPU_MEMORY_USED = MetricInfo(
+GPU_MEMORY_USED = _metric(
     "hopsgpu_gpu_memory_used_bytes",
-    GAUGE,
-    ("run", "rank", "node", "gpu"),
+    "run rank node gpu",
     "Memory in use on a GPU of a run that trains.",
 )
-GPU_MEMORY_SIZE = MetricInfo(
-    "hopsgpu_gpu_memory_size_bytes",
-    GAUGE,
-    ("run", "rank", "node", "gpu"),
-    "Memory of a GPU of a run that trains.",
+GPU_MEMORY_SIZE = _metric(
+    "hopsgpu_gpu_memory_size_bytes", "run rank node gpu", "Memory of a GPU of a run that trains."
 )
-GPU_POWER = MetricInfo(
-    "hopsgpu_gpu_power_watts",
-    GAUGE,
-    ("run", "rank", "node", "gpu"),
-    "Power that a GPU of a run that trains draws.",
+GPU_POWER = _metric(
+    "hopsgpu_gpu_power_watts", "run rank node gpu", "Power that a GPU of a run that trains draws."
 )
-GPU_SECONDS = MetricInfo(
+GPU_SECONDS = _metric(
     "hopsgpu_gpu_seconds_total",
-    COUNTER,
-    ("user", "queue", "kind"),
+    "user queue kind",
     "GPU seconds held by runs, and by held gangs between them, by what was done with them:"
     " training, publishing, idle.",
+    kind=COUNTER,
 )
-ENDED_GPU_SECONDS = MetricInfo(
+ENDED_GPU_SECONDS = _metric(
     "hopsgpu_ended_gpu_seconds_total",
-    COUNTER,
-    ("user", "queue", "state", "kind"),
-    "GPU seconds of runs that ended, counted at their end, by state: succeeded, failed, cancelled,"
-    " lost.",
+    "user queue state kind",
+    "GPU seconds of runs that ended, counted at their end, by state: succeeded, failed,"
+    " cancelled, lost.",
+    kind=COUNTER,
 )
-WAITED_GPU_SECONDS = MetricInfo(
+WAITED_GPU_SECONDS = _metric(
     "hopsgpu_waited_gpu_seconds_total",
-    COUNTER,
-    ("user", "queue"),
-    "Seconds in which runs waited for their executors, times the GPUs without which they could not"
-    " start.",
+    "user queue",
+    "Seconds in which runs waited for their executors, times the GPUs without which they could"
+    " not start.",
+    kind=COUNTER,
 )
-RUN_ENDS = MetricInfo(
-    "hopsgpu_run_ends_total", COUNTER, ("queue", "reason"), "Runs that ended, by reason."
+RUN_ENDS = _metric(
+    "hopsgpu_run_ends_total", "queue reason", "Runs that ended, by reason.", kind=COUNTER
 )
-WAITING_TIME = MetricInfo(
+WAITING_TIME = _metric(
     "hopsgpu_waiting_seconds",
-    HISTOGRAM,
-    ("queue",),
+    "queue",
     "How long runs that ended had waited for their gang; those that never had it are left out.",
+    kind=HISTOGRAM,
 )
-STARTING_TIME = MetricInfo(
+STARTING_TIME = _metric(
     "hopsgpu_starting_seconds",
-    HISTOGRAM,
-    ("queue",),
+    "queue",
     "How long the ranks of runs that ended took to start, until the function ran in all of them.",
+    kind=HISTOGRAM,
 )
-RELEASE_TIME = MetricInfo(
+RELEASE_TIME = _metric(
     "hopsgpu_release_seconds",
-    HISTOGRAM,
-    ("queue",),
+    "queue",
     "How long it took, after training and publishing, until the ResourceManager showed that the"
     " GPUs of a run were released.",
+    kind=HISTOGRAM,
 )
-UNREADABLE_RECORDS = MetricInfo(
-    "hopsgpu_unreadable_records", GAUGE, (), "Directories of runs whose records cannot be read."
+UNREADABLE_RECORDS = _metric(
+    "hopsgpu_unreadable_records", "", "Directories of runs whose records cannot be read."
 )
-UNREADABLE_ROOTS = MetricInfo(
-    "hopsgpu_unreadable_roots",
-    GAUGE,
-    (),
-    "Directories of users' runs and models that cannot be read.",
+UNREADABLE_ROOTS = _metric(
+    "hopsgpu_unreadable_roots", "", "Directories of users' runs and models that cannot be read."
 )
-RUNS_WITHOUT_SERIES = MetricInfo(
+RUNS_WITHOUT_SERIES = _metric(
     "hopsgpu_runs_without_series",
-    GAUGE,
-    (),
-    "Runs that go on and have no series of their own, because too many others have.",
+    "",
+    "Active runs without series of their own, because too many others have some.",
 )
 
-METRICS = (
-    UP,
-    LOOK_SECONDS,
-    GPUS,
-    NODE_MANAGER_UP,
-    USER_GPUS,
-    QUEUE_USED,
-    QUEUE_PENDING,
-    QUEUE_GUARANTEED,
-    QUEUE_MAXIMUM,
-    WAITING_GANGS,
-    WAITING_GPUS,
-    WAITING_OLDEST,
-    RUNS,
-    RUN_WAITING,
-    RUN_UNSAVED,
-    SCORE_ROWS,
-    SCORE_FAILED,
-    GPU_UTILISATION,
-    GPU_MEMORY_USED,
-    GPU_MEMORY_SIZE,
-    GPU_POWER,
-    GPU_SECONDS,
-    ENDED_GPU_SECONDS,
-    WAITED_GPU_SECONDS,
-    RUN_ENDS,
-    WAITING_TIME,
-    STARTING_TIME,
-    RELEASE_TIME,
-    UNREADABLE_RECORDS,
-    UNREADABLE_ROOTS,
-    RUNS_WITHOUT_SERIES,
-)
+METRICS = tuple(value for value in vars().values() if isinstance(value, MetricInfo))
 
 
 def families(look: Look) -> Iterator[Metric]:
@@ -285,7 +219,7 @@ def families(look: Look) -> Iterator[Metric]:
         nodes = look.answering.items()
         yield _family(NODE_MANAGER_UP, {(clean(host),): float(is_up) for host, is_up in nodes})
     if look.waiting is not None:
-        yield from _of_line(look.waiting, paths)
+        yield from _of_queue(look.waiting, paths)
     if look.runs is not None:
         yield from _of_runs(look)
 
@@ -406,7 +340,7 @@ def _of_users(gpus: ClusterGpus) -> Values:
     )
 
 
-def _of_line(waiting: Sequence[WaitingGang], paths: Sequence[str]) -> Iterator[Metric]:
+def _of_queue(waiting: Sequence[WaitingGang], paths: Sequence[str]) -> Iterator[Metric]:
     names = {queue_tag(path): path for path in paths}
 
     def labels(gang: WaitingGang) -> Labels:

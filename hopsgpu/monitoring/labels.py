@@ -9,25 +9,20 @@ _LONGEST = 100
 
 
 def clean(text: str) -> str:
-    """Return a name as the value of a label: printable and short, whoever chose it."""
+    """Return a name as the value of a label: printable and short, because users choose it."""
     shown = text[: _LONGEST + 1]
     shown = "".join(char if char.isprintable() else "?" for char in shown)
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
 
 
 class BoundedNames:
-    """Gives names until there are too many, and "other" for each further one, for good.
-
-    Args:
-        most: how many names it gives.
-    """
+    """Gives names until there are too many, and "other" for each further one, for good."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._given: set[str] = set()
 
     def name(self, text: str) -> str:
-        """Return the label of a name."""
         name = clean(text)
         if name not in self._given:
             if len(self._given) >= self._most:
@@ -41,7 +36,6 @@ def queue_path(name: str, paths: Sequence[str]) -> str:
 
     Args:
         name: the queue, as the application named it; "" for none.
-        paths: paths of YARN's queues.
     """
     if not name or name in paths:
         return name

@@ -43,7 +43,6 @@ class WaitingGang:
     """A gang in the queue of gangs.
 
     Attributes:
-        ticket: its ticket.
         seconds: how long it has waited, by the NameNode's clock.
     """
 
@@ -52,7 +51,6 @@ class WaitingGang:
 
     @property
     def gpus(self) -> int:
-        """Return the number of GPUs that it waits for."""
         return self.ticket.executors * self.ticket.gpus
 
 
@@ -61,7 +59,6 @@ class SourceState:
     """Whether a source answered.
 
     Attributes:
-        is_up: whether it did.
         seconds: how long that took.
         problem: why not; or "".
     """
@@ -76,13 +73,9 @@ class Look:
     """The state of the cluster at one moment; None for a source that did not answer.
 
     Attributes:
-        time: seconds since the epoch.
-        sources: each source's state, by its name.
-        gpus: nodes, applications with GPUs, and queues.
         answering: by node, whether its NodeManager described its GPUs; only of nodes that were
             asked.
         waiting: the gangs in the queue of gangs.
-        runs: the runs.
     """
 
     time: float
@@ -137,7 +130,6 @@ def waiting_gang(ticket: Ticket, now: int) -> WaitingGang | None:
     """Return a gang that waits; None if its ticket has numbers that no gang has.
 
     Args:
-        ticket: its ticket.
         now: milliseconds since the epoch by the NameNode's clock.
     """
     seconds = max(now - ticket.filed, 0) / 1000
@@ -150,7 +142,6 @@ class Monitor:
     """Observes a cluster; one look at a time.
 
     Args:
-        environ: environment that names the cluster's configuration.
         roots: returns the roots of runs, and why some are unknown.
         on_change: called with a line for each change of a source's state.
         sign_in: gets a new Kerberos ticket if the present one ends soon.
@@ -220,9 +211,9 @@ class Monitor:
         )
 
     def _with_types(self, gpus: ClusterGpus, nodes: _Seen | None) -> ClusterGpus:
-        """Return the GPUs with the types that NodeManagers told last, of nodes that are there.
+        """Return the GPUs with the types that the NodeManagers reported last.
 
-        A NodeManager that does not answer for once must not make other series of its GPUs.
+        If a NodeManager misses one poll, the series of its GPUs must keep their labels.
         """
         types_by_host = (
             {} if nodes is None else {node.host: node.types for node in nodes.gpus.nodes}

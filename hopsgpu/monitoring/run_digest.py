@@ -32,12 +32,7 @@ class GpuReading:
     """The last sample of a GPU of a rank that trains; None for what NVML does not report.
 
     Attributes:
-        rank: the rank.
-        host: its node.
-        gpu: the GPU's UUID.
         utilisation: share in [0, 1].
-        memory_used: bytes.
-        memory_total: bytes.
         power: W.
     """
 
@@ -57,7 +52,6 @@ class ScoreProgress:
     Attributes:
         scored: number of rows that are on the lake.
         rows_left: number of the other rows, without those of failed parts.
-        failed_parts: number of parts that failed and are left out.
     """
 
     scored: int
@@ -70,13 +64,9 @@ class RunDigest:
     """The part of a run's record that metrics need.
 
     Attributes:
-        run_id: the run's id.
-        user: the user who submitted it.
         queue: YARN's queue, as the session named it; "" on a local master.
-        state: value of a GangState.
         reason: why it ended; None before its end.
         updated: when its record was written, in seconds since the epoch.
-        gpus: number of GPUs of the gang.
         use: its GPU seconds until then.
         requested: when it began, in seconds since the epoch; or None. A search or a score that is
             resumed begins again.
@@ -117,7 +107,6 @@ class RunDigest:
 
 
 def digest_of(record: RunRecord) -> RunDigest:
-    """Return the digest of a record."""
     use = use_of(record, record.updated)
     last, timeline = use.points[-1], record.timeline
     phases = {name: s for name, s in timeline.phases() if s <= _MOST_SECONDS}

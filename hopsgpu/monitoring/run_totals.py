@@ -2,7 +2,7 @@
 
 The counters begin with the first poll, as the counters of every process do: Prometheus
 knows that they begin at 0 when the process is started again, and no removal of runs makes them
-fall. A run that goes on at the first look counts with what it adds from then on.
+fall. A run that is active at the first poll counts with what it adds from then on.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class Histogram:
     Attributes:
         bounds: upper bounds of the buckets, in order; one without a bound follows.
         counts: number of values in each bucket, the last one included.
-        total: sum of all values.
     """
 
     bounds: tuple[float, ...]
@@ -56,11 +55,9 @@ class Histogram:
 
     @classmethod
     def empty(cls, bounds: tuple[float, ...]) -> Histogram:
-        """Return a histogram without values."""
         return cls(bounds, (0,) * (len(bounds) + 1))
 
     def after(self, value: float) -> Histogram:
-        """Return the histogram with one more value."""
         at = bisect_left(self.bounds, value)
         counts = (n + (index == at) for index, n in enumerate(self.counts))
         return Histogram(self.bounds, tuple(counts), self.total + value)
@@ -123,7 +120,6 @@ class RunTotals:
         self._release: dict[Labels, Histogram] = {}
 
     def snapshot(self) -> Totals:
-        """Return the counters and histograms now."""
         return Totals(
             dict(self._gpu_seconds),
             dict(self._waited),
@@ -140,9 +136,6 @@ class RunTotals:
         """Count what is new in a run's record.
 
         Args:
-            key: identifies the run.
-            run: the record.
-            queue: path of its queue.
             is_old: whether a run that was never seen before has done all this before the first
                 look, so that it does not count.
             is_gone: whether the run's driver ended without a word.

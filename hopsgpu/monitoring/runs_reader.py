@@ -1,4 +1,4 @@
-"""The runs of all roots, looked at again and again: those that go on, and sums of all."""
+"""Polls the runs of all roots: the active runs, and sums of all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ class LiveRun:
 
     Attributes:
         digest: its record.
-        queue: path of its queue.
         state: value of a GangState, or "lost".
         saved: when the newest checkpoint was written, in seconds since the epoch; None if there is
             none, or if it is not known.
@@ -58,7 +57,6 @@ class RunsView:
 
     Attributes:
         live: the runs that have not ended, those with the most GPUs first.
-        totals: counters and histograms.
         unreadable_records: number of records that cannot be read.
         unreadable_roots: number of roots that cannot be read, though they may exist.
         problems: why these roots cannot be read, one line each.
@@ -88,13 +86,7 @@ class _Root:
 
 
 class RunsReader:
-    """Reads what changed among the runs of all roots, and adds it up.
-
-    Args:
-        roots: returns the roots, and why some are unknown.
-        clock: returns the time in seconds.
-        wall_clock: returns the time in seconds since the epoch.
-    """
+    """Reads what changed among the runs of all roots, and adds it up."""
 
     def __init__(
         self,
@@ -115,9 +107,6 @@ class RunsReader:
 
     def look(self, queues: Sequence[str]) -> RunsView:
         """Return the runs now.
-
-        Args:
-            queues: paths of YARN's queues, as far as they are known.
 
         Raises:
             HopsGpuError: no root can be read.

@@ -17,7 +17,6 @@ class Source(Generic[T]):
     too late is dropped.
 
     Args:
-        name: the source's name.
         on_change: called with a line when the source no longer answers, for another reason than
             before, and when it answers again.
     """
@@ -34,11 +33,7 @@ class Source(Generic[T]):
             self._question = TimedRead(self.name, look)
 
     def answer(self, until: float) -> ReadResult[T]:
-        """Wait for the answer to the last question.
-
-        Args:
-            until: how long at most, by `time.monotonic`.
-        """
+        """Wait for the answer to the last question."""
         assert self._question is not None, "it was asked"
         answer = self._question.answer(until)
         if answer is None:

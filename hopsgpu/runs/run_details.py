@@ -36,8 +36,6 @@ class RunDetails:
     Attributes:
         data: the data that the ranks read, by name; None without data.
         python_env: the Python environment of the ranks, once it is on the lake; or None.
-        search: the search and its trials; None if the run is not a search.
-        score: the score and its parts; None if the run is not a score.
     """
 
     data: Mapping[str, DataRecord] | None = None

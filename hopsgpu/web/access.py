@@ -58,7 +58,6 @@ class Secrets:
 
     @classmethod
     def fresh(cls) -> Secrets:
-        """Return secrets that nobody can guess."""
         return cls(*(secrets.token_urlsafe(_SECRET_BYTES) for _ in range(3)))
 
 
@@ -67,7 +66,6 @@ class Server:
     """How browsers reach this server.
 
     Attributes:
-        port: the port that it listens on.
         names: host names under which browsers reach it, beside those of the loopback.
         proxied: those of `names` at which a proxy listens, whose pages have another origin than
             the server sees.
@@ -114,13 +112,7 @@ def is_same(given: str, expected: str) -> bool:
 
 
 class Guard:
-    """The application's outermost layer, which lets only the caller's own browser in.
-
-    Args:
-        app: the application.
-        server: how browsers reach this server.
-        secrets: what a browser must show.
-    """
+    """The application's outermost layer, which lets only the caller's own browser in."""
 
     def __init__(self, app: ASGIApp, server: Server, secrets: Secrets) -> None:
         self._app = app
@@ -128,7 +120,6 @@ class Guard:
         self._secrets = secrets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         if scope["type"] != "http":  # there is no other way to talk to the pages

@@ -13,14 +13,7 @@ _MOST_STEPS = 100
 
 @dataclass(frozen=True)
 class CheckpointRow:
-    """A step that was saved.
-
-    Attributes:
-        step: the step.
-        is_complete: whether all ranks that save have saved it.
-        ranks: number of ranks that have.
-        metric: the metric that it was saved with; or None.
-    """
+    """A step that was saved."""
 
     step: int
     is_complete: bool
@@ -34,7 +27,6 @@ def checkpoint_rows(
     """Return the latest steps of a run's checkpoints, the latest first.
 
     Args:
-        shards: the complete shards by step.
         announced: the ranks that announced that they save.
     """
     complete = complete_shards(shards, announced)

@@ -48,7 +48,6 @@ class NodeRow:
     """A node with its GPUs.
 
     Attributes:
-        node: as YARN reports it.
         kinds: its products, in words.
         cells: its GPUs: those in use first, then the free ones.
     """
@@ -64,9 +63,8 @@ class Holder:
 
     Attributes:
         number: as in `GpuCell.who`.
-        user: as YARN reports it.
         hosts: its nodes, with the number of its GPUs on each.
-        runs: its runs that go on, as far as their records can be read.
+        runs: its active runs, as far as their records can be read.
     """
 
     number: int
@@ -80,8 +78,6 @@ class ClusterView:
     """The cluster's GPUs.
 
     Attributes:
-        gpus: as YARN reports them.
-        nodes: the nodes.
         holders: who has GPUs, those with the most first.
     """
 
@@ -91,12 +87,7 @@ class ClusterView:
 
 
 def cluster_view(gpus: ClusterGpus, active: Sequence[RunSummary]) -> ClusterView:
-    """Return the page of the cluster.
-
-    Args:
-        gpus: the cluster's GPUs.
-        active: the runs that go on.
-    """
+    """Return the page of the cluster."""
     holders = tuple(
         Holder(
             number,
@@ -126,7 +117,6 @@ def _cells(node: GpuNode, holders: Sequence[tuple[int, int]]) -> Iterator[GpuCel
     """Return a node's GPUs.
 
     Args:
-        node: the node.
         holders: numbers of the applications that have GPUs there, and of how many each.
     """
     remaining = node.used
@@ -146,17 +136,12 @@ class Waiting:
 
     Attributes:
         place: its place in the queue of gangs, from 1; None for a run without a ticket.
-        user: whose it is.
-        application: YARN's id.
         name: the application's name, if YARN tells it; or "".
-        wants: what it waits for, in words.
-        since: since when, in seconds since the epoch; or None.
-        why: why it waits, in words.
         can_grow: whether it has executors, and would like more.
         partition: node label of its queue of gangs; "" for none.
         queue: path of the queue whose limit keeps it waiting, or of its own; "" if unknown.
         passed: how often later gangs went first; at most `MAX_PASSES`, beyond which none counts.
-        runs: the runs of the application that go on and wait.
+        runs: the active runs of the application that wait.
     """
 
     place: int | None
@@ -201,7 +186,7 @@ def queue_view(
     Args:
         snapshots: the queue of gangs of each partition.
         gpus: the cluster's GPUs, if YARN answers.
-        active: the runs that go on.
+        active: the active runs.
     """
     names = {} if gpus is None else {user.id: user.name for user in gpus.users}
     queues = {} if gpus is None else {queue_tag(queue.path): queue.path for queue in gpus.queues}

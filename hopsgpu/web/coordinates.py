@@ -27,7 +27,6 @@ class Axis:
     """A parameter, or the metric.
 
     Attributes:
-        name: its name.
         labels: texts with their places in [0, 1], from the bottom.
         is_log: whether equal ratios have equal distances.
     """
@@ -42,10 +41,8 @@ class TrialLine:
     """A trial.
 
     Attributes:
-        number: its number.
         places: its place on each axis in [0, 1]; None where it has no value.
         rank: 0 for the best fifth of the trials shown, up to 4 for the worst.
-        words: its metric and parameters.
     """
 
     number: int
@@ -76,8 +73,6 @@ def coordinates(trials: Sequence[TrialReport], metric: str, *, is_minimized: boo
 
     Args:
         trials: the trials, whose parameters and values may be anything that JSON can be.
-        metric: name of the metric.
-        is_minimized: whether smaller values are better.
     """
     sign = 1.0 if is_minimized else -1.0
     valued = [(trial, finite_value(trial)) for trial in trials if trial.state == COMPLETE]

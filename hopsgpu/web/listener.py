@@ -113,8 +113,6 @@ def serve(sources: Sources, options: ServerOptions, on_ready: Callable[[str], No
     """Serve the pages until SIGINT or SIGTERM.
 
     Args:
-        sources: what the pages read.
-        options: how they are served.
         on_ready: called with the URL that opens the pages, once browsers can.
 
     Raises:
@@ -159,7 +157,6 @@ def serve(sources: Sources, options: ServerOptions, on_ready: Callable[[str], No
 
 
 def url_of(host: str, port: int, token: str, *, has_tls: bool) -> str:
-    """Return the URL that opens the pages."""
     name = socket.gethostname() if host in ("", "0.0.0.0", "::") else host  # noqa: S104
     shown = f"[{name}]" if ":" in name else name
     return f"{'https' if has_tls else 'http'}://{shown}:{port}/?token={token}"

@@ -21,7 +21,6 @@ class LogPart:
             out.
         begin: offset of its first byte.
         end: offset behind its last byte.
-        size: bytes of the whole log.
     """
 
     text: str
@@ -39,8 +38,6 @@ def read_part(file: LakePath, size: int, begin: int | None, *, can_grow: bool) -
     """Return a part of a log: whole lines, or a part of a line that is longer than a page.
 
     Args:
-        file: the log.
-        size: bytes that it has.
         begin: offset from which to read; None for the end of the log.
         can_grow: whether the log may grow; then its last line counts once it has its end.
 

@@ -34,7 +34,6 @@ class Series:
     """The values of one metric of one rank.
 
     Attributes:
-        rank: the rank.
         points: pairs (step or time, value), thinned out.
     """
 
@@ -77,7 +76,6 @@ class _RankFile:
         self._sampled: dict[str, float] = {}
 
     def take(self, chunk: bytes) -> None:
-        """Take the next part of the file."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             self._rest, self.odd = b"", self.odd + 1
@@ -107,11 +105,7 @@ class _RankFile:
 
 
 class MetricFiles:
-    """The metrics of a run, read further at each look. One thread looks at a time.
-
-    Args:
-        directory: directory of the run.
-    """
+    """The metrics of a run, read further at each look. One thread looks at a time."""
 
     def __init__(self, directory: LakePath) -> None:
         self._logs = directory / "logs"
@@ -129,7 +123,7 @@ class MetricFiles:
         budget = _LOOK_BYTES
         for rank, size in sizes.items():
             file = self._files.setdefault(rank, _RankFile(rank))
-            if size < file.at:  # it was made anew
+            if size < file.at:  # the file was created again
                 file = self._files[rank] = _RankFile(rank)
             if size > file.at and budget > 0:
                 budget -= self._advance(home / record_name(rank), file, min(size, file.at + budget))
@@ -195,7 +189,6 @@ def plots_json(plots: MetricPlots, began: float | None) -> dict[str, Any]:
     """Return plots for the page's script: JSON values.
 
     Args:
-        plots: what the run reported.
         began: when the run began, in seconds since the epoch; times are counted from then.
     """
     zero = began if began is not None else min((s.points[0][0] for s in plots.gpus), default=0.0)

@@ -55,7 +55,6 @@ class Root:
 
     Attributes:
         key: its name in the pages' addresses.
-        lake: the directory.
     """
 
     key: str
@@ -63,7 +62,6 @@ class Root:
 
     @property
     def store(self) -> RunStore:
-        """Return its runs."""
         return RunStore(self.lake)
 
 
@@ -72,7 +70,6 @@ class Roots:
     """The roots that are shown, the caller's own first.
 
     Attributes:
-        roots: the roots.
         problems: why others are unknown.
     """
 
@@ -91,7 +88,6 @@ class RunList:
     """Runs of one root or of all.
 
     Attributes:
-        rows: the runs, the newest first.
         has_more: whether there are older ones.
         problems: why roots cannot be listed.
     """
@@ -119,7 +115,6 @@ class LogText:
     """A part of a log, and which other logs there are.
 
     Attributes:
-        part: the part.
         logs: all logs beside it, with their bytes.
     """
 
@@ -133,7 +128,6 @@ class ModelList:
 
     Attributes:
         models: entries as `hopsgpu.artifacts.model_listing.model_entry` makes them.
-        left_out: number of others.
     """
 
     models: tuple[Mapping[str, Any], ...]
@@ -159,12 +153,12 @@ class VersionList:
 class Sources:
     """The blocking reads of the lake and of YARN behind the pages.
 
+    They raise a HopsGpuError if the lake or YARN refuses, or if the thing does not exist.
+
     Args:
-        cluster: returns the GPUs.
         queues: returns the queues of gangs with the time there, and what cannot be read.
         find_roots: returns the roots, the caller's own first, and why others are unknown.
         resource_manager: URL of the ResourceManager's pages; "" without YARN.
-        clock: returns the seconds since the epoch.
     """
 
     def __init__(
@@ -187,11 +181,7 @@ class Sources:
         self._clients: dict[str, LakePath] = {}
 
     def roots(self) -> Roots:
-        """Return the roots.
-
-        Raises:
-            ConfigError: the configuration of the cluster cannot be read.
-        """
+        """Return the roots."""
         lakes, problems = self._find_roots()
         return Roots(tuple(_with_keys([self._client(lake) for lake in lakes])), tuple(problems))
 
@@ -206,22 +196,13 @@ class Sources:
         return client
 
     def queues(self) -> GangQueues:
-        """Return the queues of gangs.
-
-        Raises:
-            HopsGpuError: the lake refused.
-        """
+        """Return the queues of gangs."""
         queues, problems = self._queues()
         snapshots = {name: snapshot for name, (snapshot, _) in queues.items()}
         return GangQueues(snapshots, tuple(problems))
 
     def runs(self, roots: Sequence[Root], most: int) -> RunList:
-        """Return the newest runs of some roots.
-
-        Args:
-            roots: the roots.
-            most: how many runs at most.
-        """
+        """Return the newest runs of some roots."""
         listings, problems = self._ids(roots, None)
         # By their names first, so that no more records are read than are shown.
         some = [(root, run_id) for root, ids in listings for run_id in ids[:most]]
@@ -231,11 +212,7 @@ class Sources:
         return RunList(tuple(rows), more, tuple(problems))
 
     def active(self, roots: Sequence[Root]) -> RunList:
-        """Return the runs that go on.
-
-        Args:
-            roots: the roots.
-        """
+        """Return the active runs."""
         listings, problems = self._ids(roots, self.clock() - _ACTIVE_SECONDS)
         some = [(root, run_id) for root, ids in listings for run_id in ids]
         rows = [row for row in self._rows(some) if row.is_running]
@@ -276,31 +253,18 @@ class Sources:
         return row
 
     def record(self, root: Root, run_id: str) -> RunRecord:
-        """Return a run's record.
-
-        Raises:
-            StoreError: it does not exist, or cannot be read.
-        """
+        """Return a run's record."""
         return root.store.record(run_id)
 
     def is_asked_to_cancel(self, root: Root, run_id: str) -> bool:
-        """Return whether a run's driver was asked to cancel it."""
         return root.store.is_asked_to_cancel(run_id)
 
     def cancel(self, root: Root, run_id: str) -> None:
-        """Ask a run's driver to cancel it.
-
-        Raises:
-            HopsGpuError: the run does not go on, or the lake refused.
-        """
+        """Ask a run's driver to cancel it."""
         root.store.cancel(run_id, self.clock())
 
     def metrics(self, root: Root, run_id: str) -> MetricPlots:
-        """Return what a run reported so far; calls for one run follow each other.
-
-        Raises:
-            StoreError: the lake refused.
-        """
+        """Return what a run reported so far; calls for one run follow each other."""
         key = (root.key, run_id)
         with self._lock:
             files = self._watched.pop(key, None) or MetricFiles(root.store.directory(run_id))
@@ -310,11 +274,7 @@ class Sources:
         return files.look()
 
     def checkpoints(self, root: Root, run_id: str) -> Sequence[CheckpointRow]:
-        """Return the checkpoints of a run.
-
-        Raises:
-            StoreError: the lake refused.
-        """
+        """Return the checkpoints of a run."""
         saved = Checkpoints(root.store.directory(run_id) / _CHECKPOINTS, rank=0)
         return checkpoint_rows(saved.shards(), saved.announced_ranks())
 
@@ -331,16 +291,8 @@ class Sources:
         """Return a part of a rank's log.
 
         Args:
-            root: the root.
-            run_id: the run.
-            which: the log.
             trial: number of a search's trial whose log it is; or None.
-            begin: offset from which to read; None for the end.
-            can_grow: whether the log may grow.
-
-        Raises:
-            StoreError: the lake refused, or there is no such log.
-        """
+            begin: offset from which to read; None for the end."""
         directory = root.store.directory(run_id)
         if trial is not None:
             directory /= f"trials/{trial}"
@@ -353,11 +305,7 @@ class Sources:
         return LogText(part, sizes)
 
     def models(self, root: Root) -> ModelList:
-        """Return the models below a root.
-
-        Raises:
-            StoreError: the lake refused.
-        """
+        """Return the models below a root."""
         store = _models(root)
         names = store.list()
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
@@ -385,12 +333,7 @@ class Sources:
         """Return the GPU time of runs.
 
         Args:
-            roots: the roots.
-            since: begin of the period, in seconds since the epoch; None for all runs.
-
-        Raises:
-            StoreError: the lake cannot be reached.
-        """
+            since: begin of the period, in seconds since the epoch; None for all runs."""
         return read_uses([root.lake for root in roots], since, self.clock())
 
 
@@ -414,7 +357,6 @@ def live_sources(roots: Sequence[str], environ: Mapping[str, str]) -> Sources:
 
     Args:
         roots: URLs of roots; those of all users if there are none.
-        environ: environment of the process.
 
     Raises:
         ConfigError: the configuration of the cluster cannot be read.

@@ -10,6 +10,7 @@ import datetime
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +40,7 @@ from hopsgpu.web.access import Guard, Secrets, Server, field_of, is_same
 from hopsgpu.web.cluster_view import cluster_view, queue_view
 from hopsgpu.web.coordinates import Coordinates, coordinates
 from hopsgpu.web.metric_series import MetricPlots, plots_json
-from hopsgpu.web.page_sources import Root, Roots, Sources
+from hopsgpu.web.page_sources import Root, Roots, RunList, Sources
 from hopsgpu.web.shared_reads import SharedReads
 from hopsgpu.web.usage_view import KINDS, UsageView, usage_view
 
@@ -75,16 +76,14 @@ class Pages:
     """The pages.
 
     Args:
-        sources: what they read.
-        secrets: what a form must show.
         patience: how long a page waits for the lake or YARN, in seconds.
     """
 
     def __init__(self, sources: Sources, secrets: Secrets, patience: float) -> None:
         self._sources = sources
         self._secrets = secrets
-        # Each has threads of its own: a NameNode that does not answer does not keep YARN's answers
-        # away, nor the cancelling of a run.
+        # Each has its own threads: a NameNode that does not answer must delay neither YARN nor a
+        # cancel request.
         self._yarn = SharedReads("YARN", patience)
         self._lake = SharedReads("the lake", patience)
         self._queues = SharedReads("the queue's directory", patience)
@@ -109,7 +108,6 @@ class Pages:
         }
 
     def routes(self) -> list[Route | Mount]:
-        """Return all routes."""
         at_run = "/runs/{root}/{run_id}"
         return [
             Route("/", self.cluster),
@@ -127,7 +125,6 @@ class Pages:
         ]
 
     async def cluster(self, request: Request) -> Response:
-        """Show nodes, GPUs, and who has them."""
         gpus, active = await asyncio.gather(
             self._yarn.get("gpus", self._sources.cluster), self._active()
         )
@@ -137,7 +134,6 @@ class Pages:
         )
 
     async def queue(self, request: Request) -> Response:
-        """Show who waits."""
         queues, gpus, active = await asyncio.gather(
             self._queues.get("queues", self._sources.queues),
             self._yarn.get("gpus", self._sources.cluster),
@@ -150,7 +146,6 @@ class Pages:
         return self._page(request, "queue.html", view=view, problems=problems)
 
     async def runs(self, request: Request) -> Response:
-        """List runs."""
         roots = await self._roots()
         chosen = request.query_params.get("of", "")
         wanted, key = self._choose(roots, chosen)
@@ -178,7 +173,6 @@ class Pages:
         return [_find_or_missing(lambda: roots[key])], key
 
     async def run(self, request: Request) -> Response:
-        """Show one run: a gang's, a search or a score."""
         root, run_id = await self._run_in_path(request)
         now, place = self._sources.clock(), (root.key, run_id)
         record = await self._lake.get(
@@ -276,7 +270,6 @@ class Pages:
         return JSONResponse(plots_json(plots.value, began))
 
     async def log(self, request: Request) -> Response:
-        """Show a part of a rank's log."""
         root, run_id = await self._run_in_path(request)
         which, trial, begin = _which(request)
         can_grow = trial is None and await self._is_running(root, run_id)
@@ -313,7 +306,6 @@ class Pages:
         return record.value is not None and record.value.is_running(self._sources.clock())
 
     async def cancel(self, request: Request) -> Response:
-        """Ask a run's driver to cancel it."""
         root, run_id = await self._run_in_path(request)
         body = await _body(request)
         if body is None or not is_same(field_of(body, "form"), self._secrets.form):
@@ -337,7 +329,6 @@ class Pages:
         return Response(status_code=303, headers={"Location": f"../{quote(run_id, safe='')}"})
 
     async def models(self, request: Request) -> Response:
-        """List models."""
         roots = await self._roots()
         root = self._choose(roots, request.query_params.get("of", ""))[0][:1]
         listed: ReadResult[Any] = ReadResult(None, "there is no directory of models")
@@ -357,7 +348,6 @@ class Pages:
         )
 
     async def model(self, request: Request) -> Response:
-        """Show the versions of a model."""
         root = await self._root(request)
         name = _find_or_missing(lambda: model_name(request.path_params["name"]))
         versions = await self._lake.get(
@@ -378,7 +368,6 @@ class Pages:
         )
 
     async def usage(self, request: Request) -> Response:
-        """Show GPU hours."""
         by = request.query_params.get("by", USER)
         since = request.query_params.get("since", _PERIOD)
         if by not in GROUPINGS or since not in _PERIODS:
@@ -417,8 +406,8 @@ class Pages:
         roots = await self._lake.get("roots", self._sources.roots, fresh=_ROOTS_SECONDS)
         return Roots((), (roots.problem,)) if roots.value is None else roots.value
 
-    async def _active(self) -> Any:
-        """Return the runs that go on, with why some of them are unknown."""
+    async def _active(self) -> RunList:
+        """Return the active runs, and why some are unknown."""
         roots = await self._roots()
         listed = await self._lake.get(
             "active",
@@ -426,23 +415,20 @@ class Pages:
             # Each root costs the NameNode two requests.
             fresh=_ACTIVE_SECONDS + len(roots.roots) / 10,
         )
-        return _Active(
-            () if listed.value is None else listed.value.rows,
-            [p for p in (listed.problem, *roots.problems) if p]
-            + list(() if listed.value is None else listed.value.problems),
-        )
+        found = listed.value or RunList((), False, ())
+        own = (p for p in (listed.problem, *roots.problems) if p)
+        return replace(found, problems=(*own, *found.problems))
 
     async def _root(self, request: Request) -> Root:
         roots = await self._roots()
         return _find_or_missing(lambda: roots[request.path_params["root"]])
 
     async def _run_in_path(self, request: Request) -> tuple[Root, str]:
-        """Return the root and the run that an address names."""
         run_id = _find_or_missing(lambda: run_name(request.path_params["run_id"]))
         return await self._root(request), run_id
 
     def _page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
-        # As the browser has it: a name with a slash in it has no further level there.
+        # The raw path, because for the browser an encoded slash in a name begins no level.
         depth = bytes(request.scope.get("raw_path") or b"/").partition(b"?")[0].count(b"/") - 1
         text = self._templates.get_template(template).render(
             base="../" * depth or "./",
@@ -457,16 +443,16 @@ class Pages:
         return self._page(request, "error.html", status, text=text, problems=[])
 
     async def show_missing(self, request: Request, error: Exception) -> Response:
-        """ReadResult a request for what does not exist."""
+        """Answer a request for what does not exist."""
         text = str(error) if isinstance(error, Missing) else "There is no such page."
         return self._error(request, 404, text)
 
     async def show_refused(self, request: Request, error: Exception) -> Response:
-        """ReadResult a request in a way that its address does not know."""
+        """Answer a request with a method that its address does not have."""
         return self._error(request, 405, "This page can only be read.")
 
     async def show_failure(self, request: Request, error: Exception) -> Response:
-        """ReadResult a request on which these pages themselves fail."""
+        """Answer a request that raised an unexpected error."""
         return self._error(
             request,
             500,
@@ -475,25 +461,10 @@ class Pages:
         )
 
 
-class _Active:
-    """The runs that go on, and why some are unknown."""
-
-    def __init__(self, rows: Sequence[Any], problems: Sequence[str]) -> None:
-        self.rows = rows
-        self.problems = problems
-
-
 def application(
     sources: Sources, secrets: Secrets, server: Server, patience: float = _PATIENT_SECONDS
 ) -> Guard:
-    """Return the ASGI application.
-
-    Args:
-        sources: what the pages read.
-        secrets: what a browser must show.
-        server: how browsers reach this server.
-        patience: how long a page waits for the lake or YARN, in seconds.
-    """
+    """Return the ASGI application."""
     pages = Pages(sources, secrets, patience)
     handlers: Mapping[Any, Any] = {
         404: pages.show_missing,
@@ -623,7 +594,6 @@ def _curve_image(view: RecordView) -> str:
 
 
 def _coordinates(search: SearchRecord | None) -> Coordinates | None:
-    """Return the parallel coordinates of a search's trials; None for other runs."""
     if search is None:
         return None
     is_minimized = search.direction == "minimize"

@@ -31,9 +31,8 @@ class SharedReads:
     Args:
         source: name of the source, for messages and threads.
         patience: how long a browser waits for a call, in seconds, from the begin of the call. The
-            call goes on after that, and its result is that of a later `get`.
+            call continues after that; a later `get` returns its result.
         most: how many calls may be under way.
-        clock: returns seconds, monotonic.
     """
 
     def __init__(

@@ -20,7 +20,6 @@ class DayBar:
     Attributes:
         day: "2026-11-22", in UTC.
         parts: GPU hours held of each of `KINDS`.
-        words: the same in words.
     """
 
     day: str
@@ -33,13 +32,9 @@ class UsageView:
     """GPU hours.
 
     Attributes:
-        period: the period, in words.
         by: what they are summed up by.
         names: names of the first columns.
-        rows: texts of the first columns and of the numbers, for each row.
-        total: texts of the numbers of all.
         left_out: number of further rows.
-        days: the days, in order.
         days_left_out: number of earlier days.
         most: the most GPU hours of a day.
         notes: what is incomplete or estimated.
@@ -63,7 +58,6 @@ def usage_view(usage: Usage, days: Usage, problems: Sequence[str] = ()) -> Usage
     """Return the page of GPU hours.
 
     Args:
-        usage: the hours, summed up as the reader wants.
         days: the same, summed up by day.
         problems: why roots are unknown.
     """
