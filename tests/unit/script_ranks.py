@@ -65,13 +65,21 @@ def told_by(script: Path, directory: Path, *args: str) -> Any:
         *args: of the script.
     """
     copy = Path(shutil.copy(script, directory))
+    return json.loads(printed(copy, *args, HIDDEN="1").splitlines()[-1])
+
+
+def printed(
+    *arguments: str | Path, cwd: Path | None = None, path: str = "", **variables: str
+) -> str:
+    """The output of Python, which finds the checkout and, after it, the directories of `path`."""
     ran = subprocess.run(
-        [sys.executable, str(copy), *args],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HIDDEN": "1"},
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{path}".rstrip(":"), **variables},
         capture_output=True,
         text=True,
         timeout=SECONDS,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout.splitlines()[-1])
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.unit.script_ranks import printed
 
 SCRIPT = """
 import enum, io, pickle, sys
@@ -101,13 +99,11 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], list[str]
     (directory / "script.py").write_text(SCRIPT)
     (directory / "other.py").write_text(OTHER)
 
-    def printed(script: str) -> list[str]:
-        command = [sys.executable, str(directory / script), str(directory / "pickled")]
-        ran = subprocess.run(command, capture_output=True, text=True, cwd=Path.cwd())
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout.splitlines()
-
-    return printed("script.py"), printed("other.py")
+    first, second = (
+        printed(directory / script, directory / "pickled").splitlines()
+        for script in ("script.py", "other.py")
+    )
+    return first, second
 
 
 def test_members_are_whole(seen: tuple[list[str], list[str]]) -> None:

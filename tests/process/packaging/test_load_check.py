@@ -94,10 +94,13 @@ def test_what_cannot_be_loaded_is_refused_and_named() -> None:
     with pytest.raises(ConfigError) as raised:
         check(lambda: wrapped)
     text = str(raised.value)
-    assert "closure variable 'wrapped'['env'][1] is a" in text
-    assert "test_load_check.Delegating, which can be pickled, but not loaded" in text
-    assert "(RecursionError: maximum recursion depth exceeded" in text
-    assert "__reduce__" in text
+    for part in (
+        "'wrapped'['env'][1]",
+        "test_load_check.Delegating",
+        "RecursionError",
+        "__reduce__",
+    ):
+        assert part in text
 
 
 def test_an_exception_with_arguments_of_its_own_is_refused() -> None:

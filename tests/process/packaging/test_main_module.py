@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.scripts.ordinary import NAMES
-from tests.unit.script_ranks import ROOT, told_by
+from tests.unit.script_ranks import printed, told_by
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -60,14 +58,8 @@ def test_a_module_that_runs_as_main_is_that_of_its_package(tmp_path: Path) -> No
     package.mkdir()
     for file, source in (("__init__", ""), ("beside", "VALUE = 1"), ("job", MODULE)):
         (package / f"{file}.py").write_text(source)
-    ran = subprocess.run(
-        [sys.executable, "-m", "package.job"],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.stdout.split() == ["1", "package.job", "package", "package.job"], ran.stderr
+    words = printed("-m", "package.job", path=str(tmp_path)).split()
+    assert words == ["1", "package.job", "package", "package.job"]
 
 
 def test_a_notebooks_cells_are_in_ranks(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import os
 import stat
-import subprocess
 import sys
 import sysconfig
 import zipfile
@@ -15,6 +14,7 @@ from hopsgpu.packaging import modules
 from hopsgpu.packaging.import_scan import ImportedModules
 from hopsgpu.packaging.module_finder import ModuleSource
 from hopsgpu.packaging.modules import ImportRoot, Packer, import_roots, pack_modules
+from tests.unit.script_ranks import printed
 
 
 def names(packed: modules.PackedModules) -> list[str]:
@@ -31,12 +31,8 @@ def test_the_environment_itself_is_not_packed() -> None:
 
 
 def test_modules_and_packages_with_their_files(tmp_path: Path) -> None:
-    for file in ("a.py", "data.csv", "pkg/__init__.py", "pkg/table.json", "plain/b.py"):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text("x")
-    for left_out in (".git/x.py", "__pycache__/a.py", "env/pyvenv.cfg", "env/lib.py"):
-        (tmp_path / left_out).parent.mkdir(exist_ok=True)
-        (tmp_path / left_out).write_text("x")
+    write(tmp_path, "a.py", "data.csv", "pkg/__init__.py", "pkg/table.json", "plain/b.py")
+    write(tmp_path, ".git/x.py", "__pycache__/a.py", "env/pyvenv.cfg", "env/lib.py")
     packed = pack_modules([tmp_path])
     assert names(packed) == ["0/a.py", "0/pkg/__init__.py", "0/pkg/table.json", "0/plain/b.py"]
     assert packed == pack_modules([tmp_path])
@@ -54,35 +50,21 @@ def test_too_large_a_directory_gives_its_top_and_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(modules, "MAX_ENTRIES", 3)
-    (tmp_path / "deep").mkdir()
-    for number in range(4):
-        (tmp_path / "deep" / f"{number}.py").write_text("x")
-    (tmp_path / "top.py").write_text("x")
+    write(tmp_path, "top.py", *(f"deep/{number}.py" for number in range(4)))
     packed = pack_modules([tmp_path])
     assert names(packed) == ["0/top.py"]
     assert str(tmp_path) in packed.warnings[0]
 
 
-@pytest.mark.parametrize("how", [["script.py"], ["-m", "script"]])
-def test_the_scripts_directory_is_a_root(tmp_path: Path, how: list[str]) -> None:
-    (tmp_path / "script.py").write_text(
-        "from hopsgpu.packaging.modules import import_roots\n"
-        "def f(): ...\nprint(import_roots(f)[0].path)\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, *how], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert ran.stdout.strip() == str(tmp_path.resolve())
+FIRST = (
+    "from hopsgpu.packaging.modules import import_roots\nprint(import_roots(lambda: 0)[0].path)\n"
+)
 
 
-def test_a_notebooks_working_directory_is_a_root(tmp_path: Path) -> None:
-    code = (
-        "from hopsgpu.packaging.modules import import_roots\nprint(import_roots(lambda: 0)[0].path)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert ran.stdout.strip() == str(tmp_path.resolve())
+@pytest.mark.parametrize("how", [["script.py"], ["-m", "script"], ["-c", FIRST]])
+def test_the_directory_of_a_script_or_notebook_is_a_root(tmp_path: Path, how: list[str]) -> None:
+    (tmp_path / "script.py").write_text(FIRST)
+    assert printed(*how, cwd=tmp_path).strip() == str(tmp_path.resolve())
 
 
 def test_modules_are_packed_again_only_where_one_has_changed(tmp_path: Path) -> None:
@@ -231,10 +213,8 @@ def test_a_zip_and_what_is_in_one(tmp_path: Path) -> None:
     whole = ["0/pkg/__init__.py", "0/pkg/t.json", "0/single.py"]
     assert names(pack_modules([file])) == whole
     assert names(pack_modules([ImportRoot(None, (ModuleSource("pkg", file, "pkg"),))])) == whole[:2]
-    assert (
-        names(pack_modules([ImportRoot(None, (ModuleSource("single.py", file, "single.py"),))]))
-        == whole[2:]
-    )
+    single = ModuleSource("single.py", file, "single.py")
+    assert names(pack_modules([ImportRoot(None, (single,))])) == whole[2:]
     file.write_bytes(b"no zip")
     assert pack_modules([file]).roots == 0
 
@@ -276,11 +256,7 @@ LAZY = "def train():\n    import own.train\n"
         ("import sys; sys.path.append('src')", LAZY, ""),
         ("import own.train", "def train():\n    return own.train.fit()\n", "src"),
         ("from own.train import fit", "def train(f=fit):\n    ...\n", "src"),
-        (
-            "from own.train import Model",
-            "def helper():\n    Model()\ndef train(h=helper): ...",
-            "src",
-        ),
+        ("from own.train import Model", "def helper(): Model()\ndef train(h=helper): ...", "src"),
         # Named nowhere in the function: what a name in a text would need.
         ("import own.train", "def train(): ...", "src"),
     ],
@@ -289,24 +265,12 @@ def test_a_script_beside_the_packages_directory(
     tmp_path: Path, before: str, function: str, path: str
 ) -> None:
     write(tmp_path / "src", "own/__init__.py", content="")
-    write(
-        tmp_path / "src",
-        "own/train.py",
-        content="import second\nclass Model: ...\ndef fit(): ...\n",
-    )
+    module = "import second\nclass Model: ...\ndef fit(): ...\n"
+    write(tmp_path / "src", "own/train.py", content=module)
     write(tmp_path / "src", "second.py", content="")
     write(tmp_path, "jobs/run.py", content=f"{LAYOUT}{before}\n{function}\nshown(train)\n")
-    ran = subprocess.run(
-        [sys.executable, "jobs/run.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert ran.stdout.split() == [
-        *("0/run.py", "1/own/__init__.py", "1/own/train.py", "1/second.py"),
-    ]
+    packed = ["0/run.py", "1/own/__init__.py", "1/own/train.py", "1/second.py"]
+    assert printed("jobs/run.py", cwd=tmp_path, path=path).split() == packed
 
 
 def test_directories_behind_the_environment_give_what_is_named_alone(
@@ -315,17 +279,9 @@ def test_directories_behind_the_environment_give_what_is_named_alone(
     """Else their other modules would go before those of the ranks' environment, as not here."""
     for root in ("early", "late"):
         write(tmp_path / root, f"{root}_named.py", f"{root}_other.py")
-    monkeypatch.setattr(
-        sys,
-        "path",
-        [
-            sysconfig.get_paths()["purelib"],
-            str(tmp_path / "early"),
-            *sys.path,
-            str(tmp_path / "late"),
-        ],
-    )
-    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # Python passes it over
+    before = [sysconfig.get_paths()["purelib"], str(tmp_path / "early")]
+    # Python ignores entries that are not strings.
+    monkeypatch.setattr(sys, "path", [*before, *sys.path, str(tmp_path / "late"), tmp_path])
     imported = ImportedModules(likely=frozenset({"early_named", "late_named"}))
     found = pack_modules(import_roots(pytest.raises, imported)).names
     assert found >= {"early_named", "early_other", "late_named"}

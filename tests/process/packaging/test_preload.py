@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
-import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hopsgpu
 from hopsgpu.agent.fork_servers import ForkServerProcess, find_server
 from hopsgpu.agent.json_lines import JsonLineSocket
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.packaging.modules import PackedModules, pack_modules
 from hopsgpu.packaging.preload import PRELOADABLE, likely_imports, scan_function
+from tests.unit.script_ranks import printed
 
 NONE = pack_modules([])
 
@@ -122,51 +120,69 @@ def test_closures_and_defaults() -> None:
     assert preloads(defaulted, NONE) == ("numpy",)
 
 
-def test_what_the_users_modules_import(project: Project) -> None:
-    train, packed = project(
-        train="from own import data\ndef train():\n    from .model import Net\n    return Net\n",
-        data="import sklearn.base\ndef unused():\n    import pyarrow\n",
-        model="from .layers import *\n",
-        layers="raise RuntimeError('nobody runs it')\nimport torch.nn as nn\n",
-    )
-    assert preloads(train.train, packed) == ("torch", "sklearn", "sklearn.base")
-
-
-def test_a_module_that_is_not_imported_does_not_count(project: Project) -> None:
-    train, packed = project(
-        train="def train():\n    import torch\n",
-        other="import tensorflow\nimport jax\n",
-        train2="from . import other\n",
-    )
-    assert preloads(train.train, packed) == ("torch",)
-
-
-def test_other_functions_beside_it_do_not_count(project: Project) -> None:
-    train, packed = project(
-        train="from own import other\ndef f():\n    import jax\ndef train():\n    import torch\n",
-        other="import pyarrow\ndef g():\n    import tensorflow\n",
-    )
-    assert preloads(train.train, packed) == ("torch", "pyarrow")
-
-
-def test_both_where_both_are_used(project: Project) -> None:
-    train, packed = project(
-        train="import own.other\ndef train():\n    import torch\n    own.other.f()\n",
-        other="def f(): import tensorflow",
-    )
-    assert preloads(train.train, packed) == ("torch", "tensorflow")
-
-
-def test_types_alone_do_not_count(project: Project) -> None:
-    train, packed = project(
-        train=(
-            "from __future__ import annotations\n"
-            "from typing import TYPE_CHECKING\n"
+@pytest.mark.parametrize(
+    ("train", "others", "found"),
+    [
+        (
+            "from own import data\ndef train():\n    from .model import Net\n    return Net\n",
+            {
+                "data": "import sklearn.base\ndef unused():\n    import pyarrow\n",
+                "model": "from .layers import *\n",
+                "layers": "raise RuntimeError('nobody runs it')\nimport torch.nn as nn\n",
+            },
+            ("torch", "sklearn", "sklearn.base"),
+        ),
+        # Modules that are not imported do not count.
+        (
+            "def train():\n    import torch\n",
+            {"other": "import tensorflow\nimport jax\n", "train2": "from . import other\n"},
+            ("torch",),
+        ),
+        # Other functions in the same modules do not count.
+        (
+            "from own import other\ndef f():\n    import jax\ndef train():\n    import torch\n",
+            {"other": "import pyarrow\ndef g():\n    import tensorflow\n"},
+            ("torch", "pyarrow"),
+        ),
+        (
+            "import own.other\ndef train():\n    import torch\n    own.other.f()\n",
+            {"other": "def f(): import tensorflow"},
+            ("torch", "tensorflow"),
+        ),
+        (
+            "from __future__ import annotations\nfrom typing import TYPE_CHECKING\n"
             "if TYPE_CHECKING:\n    import tensorflow\nelse:\n    import pyarrow as tensorflow\n"
-            "def train(x: tensorflow.Tensor): ...\n"
-        )
-    )
-    assert preloads(train.train, packed) == ("pyarrow",)
+            "def train(x: tensorflow.Tensor): ...\n",
+            {},
+            ("pyarrow",),
+        ),
+        # Circles and modules that do not parse.
+        (
+            "def train():\n    from . import a, broken\n    return train\n",
+            {
+                "a": "from . import b\nimport torch\n",
+                "b": "from .a import *\nfrom .... import far\n",
+                "broken": "import tensorflow )\n",
+            },
+            ("torch",),
+        ),
+        # Submodules count where they take long to import.
+        (
+            "def train():\n    import torch.nn as nn, scipy.stats\n"
+            "    from sklearn.linear_model import Ridge\n    return Ridge, nn, scipy\n",
+            {},
+            (
+                *("torch", "scipy", "sklearn"),
+                *("scipy.stats", "sklearn.linear_model", "sklearn.linear_model.Ridge"),
+            ),
+        ),
+    ],
+)
+def test_imports_of_the_users_modules(
+    project: Project, train: str, others: dict[str, str], found: tuple[str, ...]
+) -> None:
+    module, packed = project(train=train, **others)
+    assert preloads(module.train, packed) == found
 
 
 def test_methods_of_the_users_classes(project: Project) -> None:
@@ -179,16 +195,6 @@ def test_methods_of_the_users_classes(project: Project) -> None:
     assert preloads(train.train, packed) == ("jax",)
     assert preloads(train.Trainer(), packed) == ("jax",)
     assert preloads(train.Trainer().fit, packed) == ("jax",)
-
-
-def test_circles_and_broken_modules(project: Project) -> None:
-    train, packed = project(
-        train="def train():\n    from . import a, broken\n    return train\n",
-        a="from . import b\nimport torch\n",
-        b="from .a import *\nfrom .... import far\n",
-        broken="import tensorflow )\n",
-    )
-    assert preloads(train.train, packed) == ("torch",)
 
 
 def test_a_sum_too_long_to_descend(project: Project) -> None:
@@ -238,10 +244,7 @@ def test_a_script(tmp_path: Path) -> None:
         "def train():\n    return net()\n"
         "print(*scan_function(train, pack_modules(import_roots(train))).imports)\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert ran.stdout.split() == ["torch", "numpy"]
+    assert printed("script.py", cwd=tmp_path).split() == ["torch", "numpy"]
 
 
 def test_nothing_heavy_is_imported_at_the_driver() -> None:
@@ -252,9 +255,8 @@ def test_nothing_heavy_is_imported_at_the_driver() -> None:
         "print(*scan_function(train, pack_modules([])).imports)\n"
         "assert not set(PRELOADABLE) & set(sys.modules)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == [p for p in PRELOADABLE if p in ran.stdout]
-    assert len(ran.stdout.split()) == 5
+    imports = printed("-c", code).split()
+    assert len(imports) == 5 and imports == [p for p in PRELOADABLE if p in imports]
 
 
 @pytest.mark.parametrize(
@@ -317,19 +319,6 @@ def test_nothing_is_imported_ahead_of_variables_that_imports_read(project: Proje
     assert late.environment({}) != ahead.environment({}) == {}
 
 
-def test_modules_below_a_package_are_found_where_it_takes_them_long(project: Project) -> None:
-    train, packed = project(
-        train=(
-            "def train():\n    import torch.nn as nn, scipy.stats\n"
-            "    from sklearn.linear_model import Ridge\n    return Ridge, nn, scipy\n"
-        )
-    )
-    assert preloads(train.train, packed) == (
-        *("torch", "scipy", "sklearn"),
-        *("scipy.stats", "sklearn.linear_model", "sklearn.linear_model.Ridge"),
-    )
-
-
 @pytest.mark.parametrize(
     ("statement", "found"),
     [
@@ -357,14 +346,7 @@ def test_a_fork_server_asks_lazy_packages_for_their_attributes(tmp_path: Path) -
         "import sys; from hopsgpu.agent.fork_server import _import; _import('lazy.Trainer');"
         "print('lazy.trainer' in sys.modules)"
     )
-    told = subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"{Path(hopsgpu.__file__).parents[1]}:{tmp_path}"},
-    )
-    assert told.stdout.strip() == "True"
+    assert printed("-c", code, path=str(tmp_path)).strip() == "True"
 
 
 @pytest.mark.parametrize(
@@ -381,9 +363,7 @@ def test_a_fork_server_imports_what_is_a_module(name: str, has: bool) -> None:
         "import sys; from hopsgpu.agent.fork_server import _import; _import(sys.argv[1]);"
         "print('email.mime.text' in sys.modules)"
     )
-    command = [sys.executable, "-c", code, name]
-    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert told.strip() == str(has)
+    assert printed("-c", code, name).strip() == str(has)
 
 
 def test_a_fork_server_serves_who_wants_other_modules_of_its_packages(tmp_path: Path) -> None:

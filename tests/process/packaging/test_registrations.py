@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.unit.script_ranks import told_by
+from tests.unit.script_ranks import printed, told_by
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "registered.py"
 
@@ -31,7 +28,7 @@ def test_no_library_is_imported_for_its_registrations() -> None:
         "pickle_call(lambda: Own(), (Own(),), {})\n"
         "assert not {'jax', 'torch', 'keras', 'flax'} & sys.modules.keys()\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    printed("-c", code)
 
 
 OPERATOR = """
@@ -64,13 +61,7 @@ if __name__ == "__main__":
 
 def test_an_operator_of_a_script_is_refused(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(OPERATOR)
-    direct, by_name = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")],
-        env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[2])},
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.splitlines()
+    direct, by_name = printed(tmp_path / "script.py").splitlines()
     assert "global 'add_one' is a torch._library.custom_ops.CustomOpDef" in direct
     assert "it calls torch.ops.mine.add_one, which is registered in this process only" in by_name
     for told in (direct, by_name):

@@ -23,6 +23,7 @@ from hopsgpu.packaging.load_check_process import may_depend_on_node
 from hopsgpu.packaging.load_risks import LoadRisks, can_fail_to_create, can_fail_to_load
 from hopsgpu.packaging.pickling import pickle_call
 from tests.unit.packaging import foreign_classes
+from tests.unit.packaging.foreign_classes import Plugin, Registered, Tagged
 
 T = TypeVar("T")
 
@@ -155,23 +156,6 @@ def test_own_ways_are_risks(kind: type) -> None:
     assert can_fail_to_load(kind)
 
 
-class Tagging(type):
-    pass
-
-
-class Tagged(metaclass=Tagging):
-    pass
-
-
-class Plugin:
-    def __init_subclass__(cls) -> None:
-        cls.registered = True  # type: ignore[attr-defined]
-
-
-class Registered(Plugin):
-    pass
-
-
 @pytest.mark.parametrize("cls", [Tagged, Registered])
 def test_code_that_runs_while_a_class_is_created_is_a_risk(cls: type) -> None:
     assert can_fail_to_create(cls)
@@ -191,8 +175,7 @@ def test_a_pickle_has_the_risks_in_it() -> None:
     assert risks_of(Tagged, Registered) == set()
     cloudpickle.register_pickle_by_value(foreign_classes)
     try:
-        by_value = {foreign_classes.Tagged, foreign_classes.Registered}
-        assert risks_of(foreign_classes.Tagged, foreign_classes.Registered()) == by_value
+        assert risks_of(Tagged, Registered()) == {Tagged, Registered}
     finally:
         cloudpickle.unregister_pickle_by_value(foreign_classes)
 
