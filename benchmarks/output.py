@@ -157,8 +157,8 @@ def _shown(nowhere: TextIO, log: Path, code: str | None, arguments: list[str]) -
             while (message := _next(server)).kind != "ended":
                 show.began = show.began or time.time()
                 if message.kind == "output":
-                    output.take(message.payload)
-            output.ended()
+                    output.add(message.payload)
+            output.finish()
             show.over, show.ended = time.time(), message["time"]
         finally:
             agent.kill()

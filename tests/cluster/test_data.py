@@ -16,6 +16,7 @@ from pyspark.sql.functions import array_repeat, col, udf
 
 import hopsgpu
 from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.core.run_record import fields_of
 from hopsgpu.data.cache import default_budget
 from hopsgpu.launcher import arguments
 from hopsgpu.runs.run import Run
@@ -108,7 +109,7 @@ def test_a_dataframe_is_written_without_gpus_and_each_row_read_once(
     assert sorted(map(len, result.values)) == [50_001, 50_002]
     assert not written(result.run_id, root.url)
     store = RunStore(root.url)
-    told = store.record(result.run_id).content["data"]["data"]
+    told = fields_of(store.record(result.run_id))["data"]["data"]
     assert (told["rows"], told["schema"], told["remainder"]) == (100_003, {"id": "int64"}, "keep")
     assert told["url"] == f"{store.url}/{result.run_id}/data/data" and not told["kept"]
     assert result.model is not None and result.model.manifest["data"]["data"] == told

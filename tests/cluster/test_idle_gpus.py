@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.core.run_record import fields_of
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests import idle_runs, nvml_standin
@@ -44,7 +45,7 @@ def test_what_gpus_were_lost_to_is_named_and_idle_ones_are_ended(
     store = RunStore(root.url)
 
     def records(run: str) -> Mapping[str, Any]:
-        return store.record(run).content
+        return fields_of(store.record(run))
 
     idle_runs.check_slow_feed(told, records)
     idle_runs.check_checkpoints(told, records)

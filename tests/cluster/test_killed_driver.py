@@ -138,7 +138,7 @@ def killed(
         if driver.poll() is None:
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()
-    application = store.record(found[0]).content["application"]
+    application = store.record(found[0]).application
     assert until(lambda: manager.application_state(application).has_ended, SECONDS)
     assert gpus_become(manager, before, SECONDS)
     return Killed(found[0], trials)

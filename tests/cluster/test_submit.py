@@ -306,7 +306,7 @@ def test_sigterm_gives_the_gpus_back(
 
     def error() -> str | None:
         read = [found.record for found in runs.read([*set(runs.ids()) - before])]
-        (run,) = (r for r in read if r and r.content.get("application") != killed)
+        (run,) = (r for r in read if r and r.application != killed)
         return run.error if run.state == "failed" else None
 
     assert until(lambda: error() is not None, 60)

@@ -81,15 +81,15 @@ def test_a_log_is_read_as_it_grows(lake: LakePath, tmp_path: Path) -> None:
         expected = b""
         for number in range(5):
             chunk = b"%d\n" % number * 1000
-            outputs.take(0, chunk)
-            outputs.take_record(0, b"{}\n")
-            for _, work in outputs.grown(logs):
+            outputs.add(0, chunk)
+            outputs.add_record(0, b"{}\n")
+            for _, work in outputs.pending_appends(logs):
                 work()
             expected += chunk
             assert log_sizes(directory) == {RankLog(0, 0): len(expected)}
             read += b"".join(reader.read(len(expected)))
             assert read == expected
-        outputs.take(0, b"the end")
+        outputs.add(0, b"the end")
         for _, work in outputs.take_over().uploads(logs):
             work()
     shown = CliRunner().invoke(main, ["logs", "--root", lake.url, RUN, "--rank", "0"])
@@ -103,9 +103,9 @@ def test_a_large_log_comes_whole(lake: LakePath) -> None:
     container = GangExecutor(0, "container_0", "node1", "10.0.0.1", ())
     with Outputs(assign_ranks([container], 1), NoDisplay()) as outputs:
         for number in range(20):
-            outputs.take(0, bytes([number]) * MIB)
+            outputs.add(0, bytes([number]) * MIB)
             if number == 10:
-                for _, work in outputs.grown(logs):
+                for _, work in outputs.pending_appends(logs):
                     work()
         for _, work in outputs.take_over().uploads(logs):
             work()

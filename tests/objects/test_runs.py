@@ -36,8 +36,8 @@ def test_a_log_is_written_anew_when_a_fifth_of_it_is_new(lake: LakePath) -> None
     log = lake / "rank-0.log"
     with Outputs(assign_ranks([container], 1), NoDisplay()) as outputs:
         for more, there in ((100, 100), (100, 200), (40, 200), (9, 200), (1, 250), (5, 250)):
-            outputs.take(0, b"x" * more)
-            for _, work in outputs.grown(lake):
+            outputs.add(0, b"x" * more)
+            for _, work in outputs.pending_appends(lake):
                 work()
             assert log.stat().size == there
         for _, work in outputs.take_over().uploads(lake):

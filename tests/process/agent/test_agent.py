@@ -1199,7 +1199,7 @@ def test_what_nvml_tells_comes_to_the_status_and_the_record(
     told |= {"power": 301.5, "temperature": 61}
     with Outputs(world, NoDisplay()) as outputs:
         while "gpu.0.power" not in outputs.metrics()[0] or "loss" not in outputs.metrics()[0]:
-            outputs.take_reports(0, gang.wait_for("reports").payload)
+            outputs.add_reports(0, gang.wait_for("reports").payload)
         (tmp_path / "go").touch()
         assert gang.wait_for("ended")["exit_code"] == 0
         seen = {f"gpu.0.{name}": value for name, value in told.items()}
@@ -1208,7 +1208,7 @@ def test_what_nvml_tells_comes_to_the_status_and_the_record(
         assert outputs.utilisation(0) == 0.75
         for message in gang.seen:
             if message.kind == "record":
-                outputs.take_record(0, message.payload)
+                outputs.add_record(0, message.payload)
         for _, upload in outputs.take_over().uploads(LakePath(f"file://{gang.lake}/logs")):
             upload()
     lines = (gang.lake / "logs" / "metrics-0.jsonl").read_text().splitlines()

@@ -111,8 +111,8 @@ def test_logs_of_agents_come_to_the_lake_with_those_of_a_failure(
     containers = [GangExecutor(key, f"c{key}", f"node{key}", "127.0.0.1", ()) for key in (4, 7)]
     before = set(Path("/proc/self/fd").iterdir())
     with Outputs(assign_ranks(containers, 1), NoDisplay()) as outputs:
-        outputs.take_agent_log(1, b"at first")
-        outputs.take_agent_log(1, b"said\n")
+        outputs.set_agent_log(1, b"at first")
+        outputs.set_agent_log(1, b"said\n")
         if failed:
             outputs.keep_agent_logs()
         sizes = {"rank-0.log": 0, "rank-1.log": 0}
