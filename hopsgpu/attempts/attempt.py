@@ -60,32 +60,26 @@ _MAX_LISTED = 8
 
 
 class AttemptListener:
-    """A listener to the progress of an attempt, in its thread; a subclass overrides what it needs.
-
-    The attempt's reports are in its `RankTable`, which `placed` gives.
-    """
+    """A listener to the progress of an attempt, called in the attempt's thread."""
 
     def on_placement(self, ranks: RankTable) -> None:
-        """Handle the places of the ranks, before any of them starts."""
+        """Called before any rank starts."""
 
-    def on_start(self, rank: int) -> None:
-        """Handle the start of a rank's process."""
+    def on_start(self, rank: int) -> None: ...
 
     def on_entry(self, entered: FunctionEntry) -> None:
-        """Handle that the user's function runs in one more rank."""
+        """Called when the user's function runs in one more rank."""
 
     def on_metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
-        """Handle the ranks' last metrics, by rank."""
+        """Called with the last metrics of each rank."""
 
     def on_record(self, rank: int, chunk: bytes) -> None:
-        """Handle a chunk of a rank's file of reports, which may begin and end anywhere."""
+        """Called with a chunk of a rank's file of reports, which may begin and end anywhere."""
 
     def on_save(self, rank: int, step: int, complete: bool, agreed: int | None) -> None:
-        """Handle that a rank's part of a checkpoint is on the lake.
+        """Called when a rank's part of a checkpoint is on the lake.
 
         Args:
-            rank: the rank.
-            step: the checkpoint's step.
             complete: whether all ranks that are known to save had saved the step. At least the last
                 rank to save the step reports so. In the first world of a run, a rank that is not
                 known to save yet may save later.
@@ -93,7 +87,7 @@ class AttemptListener:
         """
 
     def on_checkpoint_agreed(self, step: int) -> None:
-        """Handle that all ranks save a checkpoint as `AttemptRunner.request_checkpoint` asked.
+        """Called when all ranks have agreed to save a requested checkpoint.
 
         Args:
             step: the step at which `should_checkpoint` is true in all ranks; if they do not ask
@@ -101,38 +95,24 @@ class AttemptListener:
         """
 
     def on_checkpoint_passed(self, step: int) -> None:
-        """Handle that all ranks have passed an agreed step, or have ended.
+        """Called when all ranks have passed an agreed step, or have ended.
 
         The agents have the ranks' parts, and upload them even if the ranks are stopped now. If the
-        ranks are stopped earlier, a rank that has never saved before is not known to save. The
-        checkpoint may then count as complete without this rank's part.
-
-        Args:
-            step: as for `on_checkpoint_agreed`.
+        ranks are stopped earlier, the checkpoint may count as complete without the part of a rank
+        that has never saved before.
         """
 
     def on_checkpoint_given_up(self, reason: str) -> None:
-        """Handle that the ranks do not agree on a checkpoint.
+        """Called when the ranks do not agree on a checkpoint."""
 
-        Args:
-            reason: why, for the log.
-        """
+    def on_end(self, end: RankExit) -> None: ...
 
-    def on_end(self, end: RankExit) -> None:
-        """Handle the end of a rank."""
-
-    def on_warning(self, text: str) -> None:
-        """Handle a warning for people."""
+    def on_warning(self, text: str) -> None: ...
 
 
 @dataclass
 class AttemptResult:
-    """The results of an attempt.
-
-    Attributes:
-        values: values of the ranks that returned, by rank.
-        failure: why the attempt failed, or None.
-    """
+    """The results of an attempt."""
 
     values: dict[int, Value] = field(default_factory=dict)
     failure: AttemptFailure | None = None
@@ -142,7 +122,6 @@ class AttemptRunner:
     """Drives the agents through one attempt; use `open_attempt`.
 
     Attributes:
-        result: the results so far.
         should_drop_saves: whether ranks that are stopped abandon checkpoints that are not on the
             lake yet.
         rendezvous: the addresses at which the ranks connect, once they are known.
@@ -237,15 +216,13 @@ class AttemptRunner:
 
     @property
     def has_returned(self) -> bool:
-        """Return whether all workers have returned."""
         return len(self.result.values) == self._world.size
 
     def request_checkpoint(self) -> None:
         """Ask all ranks to save a checkpoint at the same step soon; callable from any thread.
 
-        The listener is notified once they agree on a step, or that they do not, which may take two
-        minutes. It gets neither event if the attempt ends first. During a request, another
-        one has no effect.
+        The listener learns within two minutes whether the ranks agree on a step, unless the attempt
+        ends first. During a request, another request has no effect.
         """
         self._is_checkpoint_wanted.set()
         self.wake()
@@ -337,7 +314,6 @@ class AttemptRunner:
                 self._listener.on_checkpoint_given_up(reason)
 
     def _handle_answer(self, message: Message) -> None:
-        """Handle an agent's answer to a request for a checkpoint."""
         request, now = self._request, time.monotonic()
         if message.kind == "passed":
             self._record_passed(message["rank"], message["step"])
@@ -385,7 +361,6 @@ class AttemptRunner:
         return {f"{below}/{name}": size for name, size in self._outputs.sizes().items()}
 
     def queue_log_uploads(self, background: Background) -> None:
-        """Queue the upload of the ranks' output."""
         for url, upload in self._outputs.take_over().uploads(self._call.logs):
             background.put(url, upload)
 
@@ -426,7 +401,6 @@ class AttemptRunner:
         self._agents.keep(key, modules.digest, modules.archive)
 
     def _stop_remaining(self, *, dump_stacks: bool) -> None:
-        """Stop the ranks that have not ended."""
         if dump_stacks:
             log.info(
                 "%s: dumps the stacks; overdue ranks: %s, run_timeout %s s, idle: %s",
@@ -455,7 +429,6 @@ class AttemptRunner:
             )
 
     def _disconnect(self, silent: Collection[int]) -> None:
-        """Disconnect agents that do not answer."""
         for key in silent:
             log.info("%s: agent %d does not answer: closes its connection", self._call.run_id, key)
         self._agents.disconnect(silent)
@@ -573,7 +546,6 @@ class AttemptRunner:
                 self._drop_from_request(place.rank)
 
     def _conclude_without_rendezvous(self, failed: RendezvousFailure) -> None:
-        """Conclude an attempt without a rendezvous."""
         log.info(
             "%s: attempt %d: the rendezvous failed at the executor on %s%s",
             self._call.run_id,
@@ -639,15 +611,6 @@ def open_attempt(
     bounds: WatchBounds = WatchBounds(),  # noqa: B008 - frozen
 ) -> Iterator[AttemptRunner]:
     """Provide the `AttemptRunner` of one attempt; on exit, discard its output unless taken over.
-
-    Args:
-        allocation: the gang.
-        world: its ranks.
-        call: the call that they run.
-        show: displays every line of every rank.
-        listener: is notified of the attempt's progress.
-        cancelled: event that cancels the run.
-        bounds: how long ranks and agents are waited for.
 
     Raises:
         ConfigError: the executors' Python lacks what ranks with data need.

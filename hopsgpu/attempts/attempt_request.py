@@ -21,10 +21,8 @@ class RunMessage:
     """The message for one container.
 
     Attributes:
-        key: key of the container's agent.
         payload: the call and the shards of each rank, concatenated; their sizes are `call_bytes`
             and each rank's `data_bytes`. The modules are sent before, in a `keep` message.
-        fields: the other fields of the message.
     """
 
     key: int
@@ -33,12 +31,7 @@ class RunMessage:
 
 
 def run_messages(call: Call, rendezvous: Rendezvous) -> Iterator[RunMessage]:
-    """Yield the messages that start all ranks of an attempt.
-
-    Args:
-        call: the call that the ranks run.
-        rendezvous: the addresses and ports that their agents have reserved.
-    """
+    """Yield the messages that start all ranks of an attempt."""
     world, spec, function = rendezvous.world, call.plan.spec, call.function
     restarts = Restarts(call.run_id, call.attempt, spec.retries)
     direct = direct_hosts(world)

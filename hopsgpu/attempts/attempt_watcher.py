@@ -49,11 +49,6 @@ class Step(Enum):
 class AttemptWatcher:
     """Watches the ranks of one attempt.
 
-    Args:
-        ends: collects the ends of the ranks.
-        timeout: seconds that the ranks may take; None for no bound.
-        bounds: how long it waits.
-
     Attributes:
         overdue: the ranks that had not ended at the timeout.
     """
@@ -87,13 +82,7 @@ class AttemptWatcher:
         self._overdue_at = None if self._timeout is None else now + self._timeout
 
     def decide(self, *, is_cancelled: bool, now: float, have_gpus_idled: bool = False) -> Step:
-        """Return what to do next.
-
-        Args:
-            is_cancelled: whether the run was cancelled.
-            now: the clock's reading.
-            have_gpus_idled: whether the GPUs have idled for too long.
-        """
+        """Return what to do next."""
         if self._stop_until is not None:
             return Step.GIVE_UP if now > self._stop_until else Step.WAIT
         is_late = self._overdue_at is not None and now >= self._overdue_at
@@ -128,12 +117,7 @@ class AttemptWatcher:
             self._stop_until = now + self._bounds.stop
 
     def record_failure(self, now: float, *, has_raised: bool) -> None:
-        """Record that a rank is about to end as failed.
-
-        Args:
-            now: the clock's reading.
-            has_raised: whether it has raised an exception.
-        """
+        """Record that a rank is about to end as failed."""
         if self._failed_at is None:
             self._failed_at = now + (self._bounds.alike if has_raised else 0.0)
 
@@ -150,10 +134,7 @@ class AttemptWatcher:
         """Record that an executor was lost; return whether one of its ranks still ran.
 
         Args:
-            place: the place of a rank of the executor.
-            reason: the reason that the control channel gives.
             at: the time in seconds since the epoch.
-            now: the clock's reading.
         """
         if place.rank not in self._ends.pending:
             return False
@@ -172,8 +153,6 @@ class AttemptWatcher:
 
         Args:
             jobless: keys of the agents that are connected although their job has ended.
-            has_event: whether an event has arrived.
-            now: the clock's reading.
         """
         if has_event or not jobless:
             self._quiet_since = None

@@ -34,11 +34,9 @@ class RequestBounds:
     """How long a request waits, in seconds.
 
     Attributes:
-        agreement: for an agreement.
         unasked: for all ranks to ask about a step at all.
         blocked: for the other ranks once one rank has accepted, because it may wait.
         lost: for an answer of the agents, after which they are asked again.
-        pause: between two questions to the agents.
     """
 
     agreement: float = 120.0
@@ -54,7 +52,6 @@ class AgentMessage:
 
     Attributes:
         kind: "steps", "propose", "commit" or "abort".
-        fields: its fields.
     """
 
     kind: str
@@ -83,12 +80,7 @@ class _Proposal:
 
 
 class AgreedCheckpoint:
-    """An agreed step, until all ranks have passed it.
-
-    Args:
-        step: the step.
-        ranks: the ranks that agreed.
-    """
+    """An agreed step, until all ranks have passed it."""
 
     def __init__(self, step: int, ranks: Collection[int]) -> None:
         self.step = step
@@ -106,10 +98,7 @@ class CheckpointRequest:
     """A request; call `tick` at once, and then from time to time.
 
     Args:
-        ranks: the ranks that must agree.
-        now: the clock's reading, in seconds.
         above: the last step of earlier requests of the attempt; only later steps are proposed.
-        bounds: how long it waits.
 
     Attributes:
         outcome: None until the request has ended; then no more orders follow.
@@ -139,7 +128,6 @@ class CheckpointRequest:
         self._previous: tuple[float, int] | None = None
 
     def tick(self, now: float) -> list[AgentMessage]:
-        """Return the messages that are due."""
         if self.outcome is not None:
             return []
         if now >= self._begun + self._bounds.agreement:
@@ -162,9 +150,7 @@ class CheckpointRequest:
         """Handle an agent's answer.
 
         Args:
-            number: number of the question.
             asked: for each rank of the agent the last step that it has asked about, or None.
-            now: the clock's reading.
         """
         if self.outcome is not None or self._asked_at is None or number != self._round:
             return []
@@ -192,9 +178,6 @@ class CheckpointRequest:
         """Handle a rank's answer; answers to earlier proposals do not count.
 
         Args:
-            rank: the rank.
-            step: the proposed step.
-            now: the clock's reading.
             is_accepted: whether the rank accepts the step; otherwise it has passed the step.
         """
         proposal = self._proposal

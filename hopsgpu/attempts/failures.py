@@ -107,14 +107,9 @@ class RankExit:
 
     Attributes:
         at: seconds since the epoch, by the driver's clock.
-        exit_code: None if a signal ended the rank.
-        signal: name of the signal, or None.
         outcome: what the rank recorded: "status", and "error" and "traceback" if it failed.
-        log_tail: the last lines of the rank's output.
-        was_stopped: whether hopsgpu stopped the rank.
         oom_kills: processes of the container that the kernel killed because memory ran out.
         gpu_events: events of the rank's GPUs that the NVIDIA driver reported.
-        was_pruned: whether a search pruned the rank's trial.
     """
 
     place: RankPlacement
@@ -191,15 +186,8 @@ def rank_error(end: RankExit, log_url: str, cause: str = "") -> RankFailed:
     elif end.log_tail:
         parts.append(_tail(end.log_tail))
     parts.append(f"whole log: {log_url}")
-    return _error(
-        end.place,
-        "\n".join(parts),
-        exit_code=end.exit_code,
-        signal=end.signal,
-        traceback=traceback,
-        log_tail=tuple(end.log_tail),
-        log_url=log_url,
-    )
+    fields = _error_fields(end.place, end, log_url)
+    return RankFailed("\n".join(parts), traceback=traceback, **fields)
 
 
 def timeout_error(
@@ -214,7 +202,6 @@ def timeout_error(
 
     Args:
         place: the place of the first running rank.
-        seconds: run_timeout.
         running: the ranks that were still running.
         end: the exit of the first running rank after it was stopped; None if it was not reported.
         cause: the result of `likely_cause`.
@@ -223,7 +210,7 @@ def timeout_error(
     peers = f"; {len(running)} ranks were still running ({which})" if len(running) > 1 else ""
     text = f"{where(place)} was still running after run_timeout={seconds:g} s{peers}"
     text += f"{_likely_suffix(cause)}; {_STACKS}"
-    return RankFailed(_ended_text(text, end, log_url), **_ended_fields(place, end, log_url))
+    return RankFailed(_with_log(text, end, log_url), **_error_fields(place, end, log_url))
 
 
 def idle_error(
@@ -241,18 +228,21 @@ def idle_error(
         f" running; {_STACKS}. Does the function wait for data or for a lock, or compute on the CPU"
         " alone? Do that before the launch, or give a longer gpu_idle_timeout"
     )
-    fields = _ended_fields(place, end, log_url)
-    return GpusIdle(_ended_text(text, end, log_url), seconds=verdict.seconds, **fields)
+    fields = _error_fields(place, end, log_url)
+    return GpusIdle(_with_log(text, end, log_url), seconds=verdict.seconds, **fields)
 
 
-def _ended_text(text: str, end: RankExit | None, log_url: str) -> str:
+def _with_log(text: str, end: RankExit | None, log_url: str) -> str:
     tail = [_tail(end.log_tail)] if end is not None and end.log_tail else []
     return "\n".join([text, *tail, f"whole log: {log_url}"])
 
 
-def _ended_fields(place: RankPlacement, end: RankExit | None, log_url: str) -> dict[str, Any]:
+def _error_fields(place: RankPlacement, end: RankExit | None, log_url: str) -> dict[str, Any]:
     return {
-        **_place_fields(place),
+        "rank": place.rank,
+        "host": place.container.host,
+        "container": place.container.container_id,
+        "gpus": place.gpus,
         "exit_code": end.exit_code if end is not None else None,
         "signal": end.signal if end is not None else None,
         "log_tail": tuple(end.log_tail) if end is not None else (),
@@ -274,12 +264,11 @@ def executor_lost_error(
     if container.container_id.startswith("local-"):
         logs = ""
     advice = "; raise memory_per_worker" if "memory limit" in reason else ""
-    return _error(
-        place,
+    return RankFailed(
         f"the executor of rank {place.rank} on {container.host} was lost (container"
         f" {container.container_id}): {reason.rstrip('.')}{advice}{_likely_suffix(cause)}. {logs}"
         f"The rank's log, as far as it arrived: {log_url}",
-        log_url=log_url,
+        **_error_fields(place, None, log_url),
     )
 
 
@@ -290,37 +279,6 @@ def where(place: RankPlacement) -> str:
         f"{name} {place.rank} on {container.host} (container {container.container_id},"
         f" GPU {', '.join(place.gpus) or 'none'})"
     )
-
-
-def _error(
-    place: RankPlacement,
-    message: str,
-    *,
-    exit_code: int | None = None,
-    signal: str | None = None,
-    traceback: str | None = None,
-    log_tail: tuple[str, ...] = (),
-    log_url: str | None = None,
-) -> RankFailed:
-    return RankFailed(
-        message,
-        **_place_fields(place),
-        exit_code=exit_code,
-        signal=signal,
-        traceback=traceback,
-        log_tail=log_tail,
-        log_url=log_url,
-    )
-
-
-def _place_fields(place: RankPlacement) -> dict[str, Any]:
-    container = place.container
-    return {
-        "rank": place.rank,
-        "host": container.host,
-        "container": container.container_id,
-        "gpus": place.gpus,
-    }
 
 
 def _likely_suffix(cause: str) -> str:
@@ -404,10 +362,9 @@ def _find_advice(end: RankExit) -> tuple[str | None, FailedComponent]:
     """
     faults = [event for event in end.gpu_events if event.state != HEALTHY]
     if faults:
-        fatal = any(event.is_fatal for event in faults)
-        return _describe_events(
-            faults, end
-        ), FailedComponent.GPU if fatal else FailedComponent.NOTHING
+        is_fatal = any(event.is_fatal for event in faults)
+        component = FailedComponent.GPU if is_fatal else FailedComponent.NOTHING
+        return _describe_events(faults, end), component
     raised = end.outcome.get("error") if end.status == "raised" else None
     if raised is None and (end.status is not None or end.signal == "SIGKILL"):
         return None, FailedComponent.NOTHING
@@ -418,9 +375,8 @@ def _find_advice(end: RankExit) -> tuple[str | None, FailedComponent]:
             host = end.place.container.host
             text = advice.format(host=host, gpus=", ".join(end.place.gpus))
             return text, FailedComponent.NOTHING if raised is None else component
-    return _describe_events(
-        end.gpu_events, end
-    ) if end.gpu_events else None, FailedComponent.NOTHING
+    reports = _describe_events(end.gpu_events, end) if end.gpu_events else None
+    return reports, FailedComponent.NOTHING
 
 
 def _describe_events(events: Sequence[GpuEvent], end: RankExit) -> str:
@@ -456,10 +412,6 @@ def likely_cause(place: RankPlacement, ends: Iterable[RankExit]) -> str:
     """Describe the driver's events of other ranks' failed GPUs.
 
     When a GPU fails, peers of its rank may fail first, because a collective operation was aborted.
-
-    Args:
-        place: the place of the rank whose failure is described.
-        ends: the exits of all ranks.
 
     Returns:
         "" if there are no such events, or if a GPU of the rank itself failed.

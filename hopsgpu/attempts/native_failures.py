@@ -31,24 +31,20 @@ _PATTERNS = (
 
 
 def why_aborted(lines: Sequence[str]) -> str:
-    """Return why a process was ended by a signal, from the end of its log; "" if it does not say.
-
-    Args:
-        lines: the last lines of its log.
-    """
+    """Return why a signal ended a process, from the last lines of its log; "" if unknown."""
     at = [number for number, line in enumerate(lines) if line.startswith(_FATAL)]
     before = list(lines[: at[-1]] if at else lines)
-    if thrown := _thrown(before):
-        return _short(thrown)
+    if exception := _uncaught_exception(before):
+        return _short(exception)
     for pattern in _PATTERNS:
         reasons = [match["why"] for line in before if (match := pattern.fullmatch(line.strip()))]
         if reasons:
             return _short(reasons[-1])
-    own = lines[at[-1]].removeprefix(_FATAL) if at else ""
-    return "" if own.startswith(_SIGNALS) else _short(own)
+    message = lines[at[-1]].removeprefix(_FATAL) if at else ""
+    return "" if message.startswith(_SIGNALS) else _short(message)
 
 
-def _thrown(lines: Sequence[str]) -> str:
+def _uncaught_exception(lines: Sequence[str]) -> str:
     """Return the class and the message of an uncaught C++ exception; "" if there is none."""
     kind = [match["kind"] for line in lines if (match := _THROWN.fullmatch(line))]
     why = [match["why"] for line in lines if (match := _WHAT.fullmatch(line))]

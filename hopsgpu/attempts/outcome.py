@@ -26,7 +26,6 @@ _LOST_SECONDS = 1.0
 
 
 def rank_exit(place: RankPlacement, message: Message) -> RankExit:
-    """Return a rank's end, from its agent's message."""
     return RankExit(
         place=place,
         at=message["time"] + place.container.clock,
@@ -66,7 +65,6 @@ class AttemptFailure:
 
     Attributes:
         error: the error for the first failure by time.
-        cause: what caused it.
         exclusions: the GPU or node to blame for it, and GPUs of any rank that failed.
         suspect_host: the node that may be to blame for a lost executor, or for a rank that failed
             because of the infrastructure; or None.
@@ -90,7 +88,6 @@ class IdleEnd:
     """Why ranks were stopped whose GPUs idled.
 
     Attributes:
-        verdict: what the GPUs did.
         timeout: how long they might idle, in seconds.
         rank: the first rank that was still running.
     """
@@ -110,10 +107,6 @@ class _Loss:
 class RankEnds:
     """Collects the ends of an attempt's ranks.
 
-    Args:
-        world: the attempt's ranks.
-        log_url: returns the URL of a rank's log.
-
     Attributes:
         pending: the ranks that have not ended.
     """
@@ -132,18 +125,11 @@ class RankEnds:
         return bool(self._world.servers) and chief is not None and chief.has_returned
 
     def end(self, end: RankExit) -> None:
-        """Record an end."""
         self._ends[end.place.rank] = end
         self.pending.discard(end.place.rank)
 
     def lose(self, place: RankPlacement, reason: str, at: float) -> None:
-        """Record that a rank was lost with its executor.
-
-        Args:
-            place: the rank's place.
-            reason: the reason that the control channel gives.
-            at: when the loss was noticed, in seconds since the epoch.
-        """
+        """Record that a rank was lost with its executor."""
         self.pending.discard(place.rank)
         self._losses.append(_Loss(place, at - _LOST_SECONDS, reason))
 
@@ -177,12 +163,9 @@ class RankEnds:
             return self._conclude_idle(idle)
         if loss is not None and (first is None or loss.at <= first.at):
             why = reason(loss.place.container.host) or loss.reason or "its connection ended"
-            url, likely_cause = (
-                self._log_url(loss.place.rank),
-                failures.likely_cause(loss.place, ends),
-            )
+            url, likely = self._log_url(loss.place.rank), failures.likely_cause(loss.place, ends)
             return AttemptFailure(
-                failures.executor_lost_error(loss.place, why, url, likely_cause),
+                failures.executor_lost_error(loss.place, why, url, likely),
                 FailureCause.INFRASTRUCTURE,
                 failed_gpus,
                 suspect_host=suspect_host(loss.place.container.host, why),
@@ -193,7 +176,8 @@ class RankEnds:
         if first is None:
             return None
         workers = [end for rank, end in self._ends.items() if rank < self._world.size]
-        cause = failure_cause(first, workers)
+        cause, exclusions = failure_cause(first, workers), failures.exclusions_after(first)
+        is_infrastructure = cause is FailureCause.INFRASTRUCTURE
         url, likely_cause = (
             self._log_url(first.place.rank),
             failures.likely_cause(first.place, ends),
@@ -201,11 +185,11 @@ class RankEnds:
         return AttemptFailure(
             failures.rank_error(first, url, likely_cause),
             cause,
-            failures.exclusions_after(first) | failed_gpus,
-            first.place.container.host if cause is FailureCause.INFRASTRUCTURE else None,
-            is_loss=cause is FailureCause.INFRASTRUCTURE
+            exclusions | failed_gpus,
+            first.place.container.host if is_infrastructure else None,
+            is_loss=is_infrastructure
             or failures.was_killed(first)
-            or (failures.exclusions_after(first) | failed_gpus).is_any,
+            or (exclusions | failed_gpus).is_any,
             reason=_reason_of_end(first, cause, failed_gpus),
         )
 
@@ -233,14 +217,12 @@ class RankEnds:
 
 
 def _reason_of_loss(why: str) -> EndReason:
-    """Return the reason of a run's end from the reason for the loss of an executor."""
     if was_preempted(why):
         return EndReason.PREEMPTED
     return EndReason.OUT_OF_MEMORY if has_exceeded_memory(why) else EndReason.EXECUTOR_LOST
 
 
 def _reason_of_end(first: RankExit, cause: FailureCause, failed_gpus: Exclusions) -> EndReason:
-    """Return the reason of a run's end from the first failure of a rank."""
     if (failures.exclusions_after(first) | failed_gpus).gpus:
         return EndReason.GPU_FAILED
     if failures.is_out_of_memory(first):

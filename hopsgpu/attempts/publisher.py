@@ -37,8 +37,6 @@ class Agents:
     """The agents of an attempt, and how to communicate with them.
 
     Attributes:
-        next_event: returns the next event of the channel, or None.
-        cancelled: event that cancels the run.
         explain_loss: returns why the executor on a host was lost, or "".
     """
 
@@ -60,9 +58,7 @@ class Publisher:
     """Publishes the files that the ranks of one attempt left.
 
     Args:
-        name: name of the model.
         ranks: the ranks that have returned.
-        warn: receives warnings about the published version.
 
     Attributes:
         kept: the uploaded files if a publish failed, because they may be the only copy; its owner
@@ -109,14 +105,10 @@ class Publisher:
     ) -> ModelVersion:
         """Let the agents upload their ranks' files, and commit these as the next version.
 
-        Args:
-            models_url: the directory of all models.
-            about: further facts for the manifest.
-
         Raises:
             StoreError: the lake refused, an executor was lost, a rank's files cannot be published,
-                or two ranks left different content under one path. Uploaded files stay, because
-                they may be the only copy; the error says where.
+                or two ranks left different content under one path. Uploaded files stay, and the
+                error says where: they may be the only copy.
             Cancelled: the run was cancelled; the upload was removed as far as possible.
         """
         uploading = self._agents.by_key(
@@ -283,7 +275,6 @@ def check_writable(models_url: str, name: str, run_id: str, *, should_write_bloc
 
     Args:
         models_url: the directory of all models; created if missing.
-        run_id: part of the files' names.
         should_write_block: whether to write a byte too, which takes HDFS half a second: a space
             quota counts blocks, and an empty file has none.
 

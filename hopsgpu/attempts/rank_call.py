@@ -20,9 +20,6 @@ class PackedFunction:
     """A function as it travels to the ranks.
 
     Attributes:
-        call: the pickled function with its arguments.
-        modules: the user's own modules.
-        foreseen: facts that the function's code reveals in advance.
         needs: top-level modules that the ranks' Python must have to unpickle the call.
     """
 
@@ -34,21 +31,14 @@ class PackedFunction:
 
 @dataclass(frozen=True)
 class Call:
-    """What every rank runs.
+    """The call of a run's ranks.
 
     Attributes:
-        plan: the plan of the gang: what its ranks may use, and the variables that they share.
-        function: the function.
-        run_id: id of the run.
-        directory: the run's directory on the lake.
-        attempt: number of the attempt, from 0.
         interface: the network interface that an administrator configured, or None.
         data: the shards of each worker, as `data.rank_shards.RankShards` dumps them; empty without
             data.
-        python_env: the Python environment of the ranks, or None.
         slots: the slot of each container's agent in which the call runs, by the container's key; 0
             for a container that is not listed. A run in one slot does not affect other slots.
-        trial: the trial of a search that the call belongs to, or None.
         memory_share: share of its GPU's memory that a rank may use, in (0, 1); None for all of it.
         script: the only entry of the ranks' `sys.argv`; see `script_name`.
     """
@@ -67,7 +57,6 @@ class Call:
     script: str = ""
 
     def slot(self, key: int) -> int:
-        """Return the slot of a container's agent, by the container's key."""
         return self.slots.get(key, 0)
 
     @property
@@ -82,7 +71,6 @@ class Call:
         return logs / f"attempt-{self.attempt}" if self.attempt else logs
 
     def log_url(self, rank: int) -> str:
-        """Return the URL of a rank's log."""
         return (self.logs / f"rank-{rank}.log").url
 
 

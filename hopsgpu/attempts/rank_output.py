@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from hopsgpu.agent.rank_logs import LineSplitter
@@ -179,14 +178,7 @@ class OutputSpool:
 
 
 class RankOutput:
-    """One rank's output at the driver.
-
-    Args:
-        rank: number of the rank.
-        host: name of the node.
-        show: displays the lines.
-        clock: returns a time in seconds.
-    """
+    """One rank's output at the driver."""
 
     def __init__(
         self, rank: int, host: str, show: Progress, clock: Callable[[], float] = time.monotonic
@@ -231,11 +223,7 @@ class RankOutput:
 
 
 class Logs:
-    """The output of ranks that have ended, ready for the lake.
-
-    Args:
-        spools: the outputs, by the name of their file on the lake.
-    """
+    """The output of ranks that have ended, ready for the lake."""
 
     def __init__(self, spools: Mapping[str, OutputSpool]) -> None:
         self._spools = spools
@@ -245,9 +233,6 @@ class Logs:
 
         The function raises StoreError if the lake refuses, or if the driver's disk was full; it
         closes the spool in any case.
-
-        Args:
-            directory: the directory of the files; created if missing.
         """
         for name, spool in self._spools.items():
             target = directory / name
@@ -270,13 +255,7 @@ def _upload(spool: OutputSpool, directory: LakePath, target: LakePath) -> None:
 
 
 class Outputs:
-    """The output of all processes of a gang; removed on exit, unless `take_over` was called.
-
-    Args:
-        world: the gang.
-        show: displays the lines.
-        clock: returns a time in seconds.
-    """
+    """The output of all processes of a gang; removed on exit, unless `take_over` was called."""
 
     def __init__(
         self, world: World, show: Progress, clock: Callable[[], float] = time.monotonic
@@ -299,12 +278,7 @@ class Outputs:
             self._owned.callback(spool.close)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._owned.close()
 
     def add(self, rank: int, chunk: bytes) -> None:
@@ -316,12 +290,7 @@ class Outputs:
         self._records[rank].write(chunk)
 
     def set_agent_log(self, index: int, content: bytes) -> None:
-        """Keep the end of an agent's own log, in case the attempt fails.
-
-        Args:
-            index: index of the agent's container in the gang.
-            content: the end of the log; replaces what the agent sent before.
-        """
+        """Keep the end of an agent's own log, in case the attempt fails."""
         if (before := self._agents.pop(index, None)) is not None:
             before.close()
         spool = self._agents[index] = OutputSpool()
@@ -373,11 +342,7 @@ class Outputs:
         return {name: spool.size for name, spool in self._files().items()}
 
     def pending_appends(self, directory: LakePath) -> list[tuple[str, Callable[[], None]]]:
-        """Return for each file that has grown its URL, and a function that appends the new part.
-
-        Args:
-            directory: the directory of the files; created if missing.
-        """
+        """Return for each file that has grown its URL, and a function that appends the new part."""
         return [
             ((target := directory / name).url, functools.partial(_follow, spool, directory, target))
             for name, spool in self._files().items()

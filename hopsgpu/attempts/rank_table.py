@@ -16,7 +16,6 @@ class FunctionEntry:
 
     Attributes:
         ranks: number of ranks in which the function runs, parameter servers included.
-        of: number of all ranks.
         at: when the function began in the last of these ranks, in seconds since the epoch.
     """
 

@@ -30,7 +30,6 @@ class Rendezvous:
 
     Attributes:
         world: the gang; each container has the address and interface by which others reach it.
-        endpoints: the ports that the agents hold.
     """
 
     world: World
@@ -42,9 +41,7 @@ class RendezvousFailure:
     """Why the ranks of a gang cannot meet.
 
     Attributes:
-        error: the error: an executor was lost, did not answer, or could not prepare.
         silent: keys of the agents that did not answer.
-        exclusions: GPUs that cannot be opened.
     """
 
     error: RankFailed
@@ -63,12 +60,8 @@ def arrange_rendezvous(
     """Have every agent hold its ports, and learn by which address others reach it.
 
     Args:
-        world: the gang.
-        call: the call that its ranks will run.
         send: sends a message to an agent: key, kind, fields.
         send_modules: sends an agent, by its key, the user's modules, which it unpacks meanwhile.
-        next_event: returns the next event of the gang, or None.
-        cancelled: event that cancels the run.
 
     Returns:
         The rendezvous, or why there is none.
@@ -145,7 +138,7 @@ def _ask(
             python_env=None if call.python_env is None else call.python_env.as_fields(),
             imports=call.function.needs,
         )
-    # After all of those: the agents unpack them while they reserve.
+    # The agents unpack the modules while they reserve ports, so `reserve` goes to all agents first.
     for key in containers:
         send_modules(key)
 
@@ -179,14 +172,14 @@ def _failure_reported(place: RankPlacement, answer: Message) -> RendezvousFailur
 
 
 def _rendezvous_of(world: World, first: int, answers: Mapping[int, Message]) -> Rendezvous:
-    def located(place: RankPlacement) -> RankPlacement:
+    def locate(place: RankPlacement) -> RankPlacement:
         answer = answers[place.container.key]
         address, interface = answer["address"], answer["interface"]
         container = replace(place.container, address=address, interface=interface)
         return replace(place, container=container)
 
-    places = tuple(map(located, world.places))
-    servers = tuple(map(located, world.servers))
+    places = tuple(map(locate, world.places))
+    servers = tuple(map(locate, world.servers))
     located_world = replace(world, places=places, servers=servers)
     ports = {key: message["ports"] for key, message in answers.items()}
     return Rendezvous(located_world, endpoints_of(located_world, ports, answers[first]["store"]))

@@ -9,7 +9,7 @@ from enum import Enum
 from hopsgpu.attempts.failures import RankExit, exclusions_after, failed_gpus
 from hopsgpu.core.gang import Exclusions
 
-# Statuses that a rank reaches again, however often it is started.
+# Statuses that no retry can change.
 _ALWAYS = frozenset({"unpicklable", "too large"})
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _FRAME = re.compile(r'^  File "(?:.*)", line \d+, in .*$', re.MULTILINE)
@@ -19,7 +19,7 @@ _MEMORY = re.compile(r"exceeding (physical|virtual) memory|beyond the .* memory"
 
 
 class FailureCause(Enum):
-    """What caused a failed attempt, as far as the exits of its ranks show.
+    """The cause of a failed attempt, as far as the exits of its ranks show.
 
     INFRASTRUCTURE: an executor, its node or its connection was lost, YARN preempted it, or a rank
     could not be started or lost its files. RANK: one of the ranks failed, or the time was too
@@ -38,7 +38,6 @@ def failure_cause(first: RankExit, ends: Sequence[RankExit]) -> FailureCause:
     """Return the cause of a failure.
 
     Args:
-        first: the first failure.
         ends: the ends of all workers that have ended, in whatever way.
     """
     if first.status in ("not started", "files lost"):
@@ -62,7 +61,6 @@ def suspect_host(host: str, reason: str) -> str | None:
     """Return the node that may be to blame for the loss of an executor, or None if none is.
 
     Args:
-        host: name of the executor's node.
         reason: the reason that YARN or Spark gives. The node is not to blame if the executor was
             preempted, or used more memory than it may.
     """
@@ -70,20 +68,12 @@ def suspect_host(host: str, reason: str) -> str | None:
 
 
 def was_preempted(reason: str) -> bool:
-    """Return whether YARN took an executor for a queue that has a right to it.
-
-    Args:
-        reason: the reason that YARN or Spark gives for its loss.
-    """
+    """Return whether YARN took an executor for a queue that has a right to it."""
     return _PREEMPTED.search(reason) is not None
 
 
 def has_exceeded_memory(reason: str) -> bool:
-    """Return whether YARN ended an executor because it used more memory than it may.
-
-    Args:
-        reason: the reason that YARN or Spark gives for its loss.
-    """
+    """Return whether YARN ended an executor because it used more memory than it may."""
     return _MEMORY.search(reason) is not None
 
 
@@ -91,7 +81,6 @@ def next_exclusions(avoid: Exclusions, lost: Sequence[str]) -> Exclusions:
     """Return the nodes and GPUs that get no rank in the next attempt.
 
     Args:
-        avoid: the nodes and GPUs that were to blame until now.
         lost: the suspect of each attempt so far that has one. A single loss may have any cause;
             a node that is the suspect twice is avoided.
     """
@@ -105,10 +94,8 @@ def should_retry(
     """Return whether another attempt follows.
 
     Args:
-        cause: the cause of the failed attempt.
         retried: how many attempts have failed and were retried before.
         retries: how many attempts may follow the first.
-        retry_user_errors: whether errors of the code are also retried.
     """
     if cause is FailureCause.IDLE:
         return False

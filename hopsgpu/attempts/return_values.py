@@ -44,7 +44,6 @@ class Value:
 
 
 def value_of(ended: Message) -> Value:
-    """Return the value that a rank's `ended` message contains, or whose file it names."""
     file = ended.fields.get("value")
     if file is None:
         return Value(ended.payload)
