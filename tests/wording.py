@@ -37,7 +37,7 @@ CLEAR_BOOLEANS = _words(
     " elastic dry_run exist_ok missing_ok recursive optional required frozen ok full ready kerberos"
     " as_json overwrite follow shuffle drop_last pin_memory secure idle active external terminal"
     " healthy busy durable encrypted trusted independent_ranks trust interactive transient acls"
-    " pretty unlimited"
+    " pretty unlimited drop_remainder writeable closed readable seekable atexit"
 )
 # Words that say nothing of what a variable contains.
 VAGUE = _words(

@@ -51,8 +51,8 @@ def parquet_file(handle: Any, footer: Any, buffer: int = 0, encoded: Iterable[st
 def schema_of(handle: Any, footer: Any) -> Any:
     """Return a file's schema, without properties that may differ among the files of a table.
 
-    It has no metadata, all columns are nullable, no column is dictionary-encoded, and offsets are
-    small. The rows are cast to this schema when they are read.
+    The schema has no metadata, nullable columns without dictionaries, and small offsets. Rows are
+    cast to it when they are read.
     """
     import pyarrow as pa
 

@@ -240,8 +240,8 @@ def _is_padded(name: str) -> bool:
 def _find_entries(directory: LakePath) -> tuple[Sequence[FileStatus], list[str]]:
     """Return the entries of a directory, and the URLs of entries that could not be examined.
 
-    A directory that cannot be listed is searched only for the known names. So is a directory on an
-    object store, because the root of a bucket may have millions of objects.
+    If the directory cannot be listed, only the known names are searched. The same holds on an
+    object store, where the root of a bucket may have millions of objects.
     """
     if not directory.is_object_store:
         try:

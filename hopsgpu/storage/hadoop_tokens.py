@@ -76,7 +76,7 @@ def name_tokens(
     """Copy the container's tokens for IP addresses to the names of their NameNodes.
 
     Without such tokens, as without Kerberos, nothing is resolved or written. If the file cannot be
-    written, a warning is logged: HDFS may still accept this process.
+    written, a warning is logged.
 
     Args:
         addresses: addresses of NameNodes in URLs, "host:port" or "host".
@@ -157,7 +157,7 @@ def web_token(
 
 
 def token_owner(environment: Mapping[str, str]) -> str | None:
-    """Return the owner of the container's HDFS tokens, a principal or a user; else None."""
+    """Return the principal or user who owns the container's HDFS tokens, or None."""
     for token in _tokens_of_container(environment):
         if token.identifier[:1] == b"\0":
             try:
@@ -251,7 +251,6 @@ def _update(
 
 @contextlib.contextmanager
 def _locked(directory: Path | None) -> Iterator[None]:
-    """Lock a directory for the context, if it exists."""
     if directory is None or not directory.is_dir():
         yield
         return
@@ -437,7 +436,6 @@ def _read(path: str | None) -> bytes:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Create or replace a file of secrets atomically."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

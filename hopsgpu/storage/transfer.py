@@ -47,11 +47,11 @@ def upload_files(
     Args:
         files: local files by their paths below the directory.
         stop: ends the upload when another thread sets it.
-        on_facts: called in some thread with each file and its facts as soon as they are known, and
-            again at the end of a large file and for each retry. Compare the facts with the result.
+        on_facts: called in some thread with a file and its facts as soon as they are known; again
+            at the end of a large file and for a retry. Compare them with the result.
 
     Returns:
-        Sizes and digests of the bytes that were written, in the order of `files`.
+        The facts of the bytes that were written, in the order of `files`.
 
     Raises:
         ConfigError: a path is not inside the directory, or a file cannot be read.
