@@ -22,13 +22,13 @@ Schema 1 is one JSON object:
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hopsgpu.core.formats import utc_time
+from hopsgpu.core.metrics import for_json
 from hopsgpu.core.spec import check_name
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.digests import DIGEST, FileFacts, read_facts
@@ -247,9 +247,7 @@ def _json(name: str, value: Any) -> Any:
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return for_json(value)
     if isinstance(value, Mapping):
         return {_key(name, key): _json(f"{name}.{key}", item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

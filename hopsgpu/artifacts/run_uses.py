@@ -60,7 +60,7 @@ _CODEC = Codec(
 
 
 def _line(run: RunUse) -> str:
-    rounded = replace(run, points=tuple(point.rounded() for point in run.points))
+    rounded = replace(run, points=tuple(point.round_values() for point in run.points))
     return json.dumps({"schema": _SCHEMA, **_CODEC.encode(rounded)}, allow_nan=False)
 
 

@@ -8,7 +8,7 @@ from datetime import date, datetime, timedelta
 
 from hopsgpu.artifacts.run_uses import read_uses
 from hopsgpu.core.boundary import public
-from hopsgpu.core.usage_report import Grouping, Usage, check_grouping, moment_of, summed_up
+from hopsgpu.core.usage_report import Grouping, Usage, check_grouping, moment_of, sum_usage
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake_root import given_roots
 
@@ -54,4 +54,4 @@ def usage(
         raise ConfigError(f"since={since!r}, until={until!r}: the period must begin before its end")
     roots, problems = given_roots(root)
     uses = read_uses(roots, began, now)
-    return summed_up(uses.runs, by, began, ended, [*problems, *uses.problems])
+    return sum_usage(uses.runs, by, began, ended, [*problems, *uses.problems])

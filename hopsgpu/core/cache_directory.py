@@ -15,11 +15,7 @@ from hopsgpu.errors import ConfigError
 def cache_directory(environ: Mapping[str, str]) -> Path:
     """Return the directory of files that all of a user's clusters and applications share.
 
-    Args:
-        environ: environment, with XDG_CACHE_HOME or HOME; without both, the user database is used.
-
-    Raises:
-        ConfigError: the user's home is unknown.
+    Raise ConfigError if neither the environment nor the user database has the user's home.
     """
     base = environ.get("XDG_CACHE_HOME", "")
     # The XDG specification requires that a relative path is ignored.
@@ -40,11 +36,7 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def only_creator(lock: Path) -> Iterator[bool]:
-    """Yield whether this process has a file's lock, without waiting for another process.
-
-    Args:
-        lock: path of the lock file, in a directory that exists.
-    """
+    """Yield whether this process has a file's lock, without waiting for another process."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:

@@ -1,4 +1,4 @@
-"""Why a run ended, in one word of a small set, for records and what counts them."""
+"""Why a run ended, as one of a small set of words, for records and counters."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from hopsgpu.errors import (
 class EndReason(Enum):
     """The reason of a run's end.
 
-    SUCCEEDED. CANCELLED: it was asked to end. INTERRUPTED: Ctrl-C, or a signal that ended the
-    driver. NOT_GRANTED: its executors did not come within `acquire_timeout`, or can never come.
-    REFUSED: an argument, a setting, or an executor's Python or GPUs do not fit. USER_ERROR: the
-    function raised an exception, or its process exited or crashed. OUT_OF_MEMORY: a rank or its
-    container had not enough memory, the host's or a GPU's. TIMEOUT: `run_timeout`. GPUS_IDLE:
-    `gpu_idle_timeout`. KILLED: something other than hopsgpu killed a rank. GPU_FAILED: a GPU
-    failed. PREEMPTED: YARN took an executor for another queue. EXECUTOR_LOST: an executor, its
-    node or its connection was lost. NOT_STARTED: a rank could not be started, or lost its files.
-    PUBLISH_FAILED: the ranks returned, and their model did not become a version. LAKE_FAILED: the
-    lake refused something else. OTHER: anything else.
-
-    LOST is never in a record: the driver ended without recording the end.
+    SUCCEEDED.
+    CANCELLED: the run was asked to end.
+    INTERRUPTED: Ctrl-C, or a signal that ended the driver.
+    NOT_GRANTED: executors did not arrive within `acquire_timeout`, or can never arrive.
+    REFUSED: an argument, a setting, or an executor's Python or GPUs do not fit.
+    USER_ERROR: the function raised an exception, or its process exited or crashed.
+    OUT_OF_MEMORY: the host's or a GPU's memory did not suffice for a rank or its container.
+    TIMEOUT: `run_timeout`.
+    GPUS_IDLE: `gpu_idle_timeout`.
+    KILLED: something other than hopsgpu killed a rank.
+    PREEMPTED: YARN took an executor for another queue.
+    EXECUTOR_LOST: an executor, its node or its connection was lost.
+    NOT_STARTED: a rank could not be started, or lost its files.
+    PUBLISH_FAILED: the ranks returned, and their model did not become a version.
+    LAKE_FAILED: the lake refused something else.
+    LOST: never in a record, because the driver ended without recording the end.
     """
 
     SUCCEEDED = "succeeded"
@@ -52,13 +56,7 @@ class EndReason(Enum):
     LOST = "lost"
 
 
-def reason_of_error(error: BaseException, *, publishing: bool = False) -> EndReason:
-    """Return why an error ended a run, from its type.
-
-    Args:
-        error: the error.
-        publishing: whether the run was publishing its model.
-    """
+def reason_of_error(error: BaseException, *, is_publishing: bool = False) -> EndReason:
     if not isinstance(error, Exception):
         return EndReason.INTERRUPTED
     match error:
@@ -70,6 +68,6 @@ def reason_of_error(error: BaseException, *, publishing: bool = False) -> EndRea
             return EndReason.REFUSED
         case RankFailed():
             return EndReason.USER_ERROR
-        case StoreError() if not publishing:
+        case StoreError() if not is_publishing:
             return EndReason.LAKE_FAILED
-    return EndReason.PUBLISH_FAILED if publishing else EndReason.OTHER
+    return EndReason.PUBLISH_FAILED if is_publishing else EndReason.OTHER

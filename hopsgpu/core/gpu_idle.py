@@ -1,8 +1,8 @@
 """Decides from samples whether a gang's GPUs idle while its function runs. Pure.
 
-A GPU idles while NVML reports a utilisation under 5 %. If NVML reports none, as for simulated GPUs
-and MIG devices, or if no samples arrive, the state of the GPU is unknown. An unknown state never
-leads to a warning or to the end of a run.
+A GPU idles while NVML reports a utilisation under 5 %. Without a reported utilisation, as for
+simulated GPUs and MIG devices, or without samples, the state is unknown, and there is neither a
+warning nor an end of the run.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def _duration(seconds: float) -> str:
 
 @dataclass
 class _RankGpu:
-    """The state of one GPU of one rank.
+    """One GPU of one rank.
 
     Attributes:
-        idle_since: the clock's reading; None if the GPU does not idle, or if that is unknown.
+        idle_since: None if the GPU does not idle, or if that is unknown.
         known_at: when the utilisation was last known; None if it never was.
-        has_rank_ended: whether the rank has ended, which leaves the GPU idle.
+        has_rank_ended: the GPU then stays idle.
     """
 
     rank: int
@@ -95,19 +95,13 @@ class _RankGpu:
         )
 
     def idle_seconds(self, now: float) -> float:
-        """Return for how many seconds the GPU is known to idle."""
         if self.idle_since is None or not self.is_known(now):
             return 0.0
         return now - self.idle_since
 
 
 class GpuIdleWatch:
-    """Watches the GPUs of the ranks of one attempt.
-
-    Args:
-        gpus: UUIDs of each rank's own GPUs.
-        bounds: how long the GPUs may idle.
-    """
+    """Watches the GPUs of one attempt; `gpus` has the UUIDs of each rank's own GPUs."""
 
     def __init__(self, gpus: Mapping[int, Sequence[str]], bounds: IdleBounds, now: float) -> None:
         self._gpus = {

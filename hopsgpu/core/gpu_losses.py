@@ -68,7 +68,6 @@ class RankLosses:
         )
 
     def since(self, before: RankLosses) -> RankLosses:
-        """Return the difference to earlier losses of the same rank."""
         return RankLosses(
             self.data - before.data,
             self.checkpoints - before.checkpoints,
@@ -92,13 +91,10 @@ def split_gpu_seconds(
     starting: float = 0.0,
     losses: RankLosses = RankLosses(),  # noqa: B008 - frozen
 ) -> GpuSeconds:
-    """Return the GPU seconds of a run, with parts that add up.
+    """Return the GPU seconds of a run, with parts that add up. All arguments are GPU seconds.
 
     Args:
-        held: GPU seconds held.
-        training: GPU seconds of training.
-        publishing: GPU seconds of publishing.
-        starting: GPU seconds of starting ranks, a part of the idle ones.
+        starting: time of starting ranks, a part of the idle time.
         losses: losses during training. A rank may have waited before the function ran in all
             ranks, so losses are limited to `training`.
     """

@@ -44,7 +44,6 @@ def nodes_with(
     """Return the nodes that have GPUs of a type.
 
     Args:
-        gpu_type: words of a product name, as for `has_type`.
         models: product names of the GPUs of each node.
         silent: nodes that do not report their product names.
 
@@ -76,11 +75,7 @@ def _host_list(hosts: Sequence[str]) -> str:
 def parse_markers(setting: str | None) -> dict[str, str]:
     """Return the YARN resource that marks the nodes of each GPU type.
 
-    Args:
-        setting: for example "A100=gpu-a100, T4=gpu-t4"; None or "" for none.
-
-    Raises:
-        ConfigError: the text has another form.
+    Raise ConfigError unless the setting is such as "A100=gpu-a100, T4=gpu-t4", "" or None.
     """
     markers = {}
     for entry in filter(None, map(str.strip, (setting or "").split(","))):

@@ -43,22 +43,21 @@ class GpuSample:
         return {name: value for name, value in values if value is not None}
 
     def fields(self) -> Mapping[str, object]:
-        """Return all fields of the sample except the time."""
         problem = {"problem": self.problem} if self.problem else {}
         return {"uuid": self.uuid, **self.readings(), **problem}
 
 
 @dataclass(frozen=True)
 class GpuUsage:
-    """The use of a GPU over all samples.
+    """The use of a GPU over all samples that have a utilisation.
 
     Attributes:
-        samples: number of samples that have a utilisation.
+        samples: their number.
         idle: number of samples whose utilisation is 0.
         busy: sum of the utilisations.
         peak_memory: largest number of bytes in use; None if it was never reported.
-        began: time of the first sample that has a utilisation, seconds since the epoch.
-        ended: time of the last sample that has a utilisation.
+        began: time of the first sample, seconds since the epoch.
+        ended: time of the last sample.
         unused: seconds in which the utilisation was under 5 %.
         problem: the last problem, or "".
     """
@@ -87,7 +86,6 @@ class GpuUsage:
         )
 
     def _unused_until(self, sample: GpuSample) -> float:
-        """Return the seconds since the last sample if the GPU was not used, otherwise 0."""
         if sample.utilisation is None or sample.utilisation >= UNUSED_UTILISATION:
             return 0.0
         gap = 0.0 if self.ended is None else sample.time - self.ended
@@ -100,12 +98,11 @@ class GpuUsage:
 
     @property
     def idle_share(self) -> float | None:
-        """The share of samples in which the GPU was idle, or None without samples."""
         return self.idle / self.samples if self.samples else None
 
     @property
     def seconds(self) -> float:
-        """Seconds from the first to the last sample that has a utilisation."""
+        """Seconds from the first to the last sample."""
         return 0.0 if self.began is None or self.ended is None else self.ended - self.began
 
 
@@ -113,8 +110,6 @@ def idle_warning(rank: int, host: str, gpu: str, share: float | None, seconds: f
     """Return a warning about a GPU that idled during training, or None if it did not.
 
     Args:
-        rank: rank that has the GPU.
-        gpu: the GPU's UUID.
         share: share of the samples in which the GPU was idle, in [0, 1]; None without samples.
         seconds: how long the GPU was sampled.
     """

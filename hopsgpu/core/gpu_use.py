@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from hopsgpu.core.run_values import GpuSeconds
 
-# A run of months has no more points than this in its record.
+# Most points of a run in its record, however long the run.
 _MOST_POINTS = 100
-# Far less than what a table in hours shows.
+# Far less than a table in hours shows.
 _TOLERATED_SECONDS = 1.0
 
 
@@ -21,9 +21,7 @@ class UsePoint:
 
     Attributes:
         time: seconds since the epoch.
-        held: GPU seconds held, as `GpuSeconds.held`.
-        training: GPU seconds of training.
-        publishing: GPU seconds of publishing.
+        held, training, publishing: as in `GpuSeconds`.
         waited: seconds in which the run waited for its executors, times the GPUs without which it
             could not start.
     """
@@ -36,11 +34,9 @@ class UsePoint:
 
     @property
     def total(self) -> GpuUse:
-        """Return the GPU seconds until this point."""
         return GpuUse(self.held, self.training, self.publishing, self.waited)
 
-    def rounded(self) -> UsePoint:
-        """Return the point with all values rounded to the millisecond."""
+    def round_values(self) -> UsePoint:
         return UsePoint(*(round(value, 3) for value in dataclasses.astuple(self)))
 
 
@@ -48,17 +44,15 @@ Points = tuple[UsePoint, ...]
 _COUNTED = tuple(field.name for field in dataclasses.fields(UsePoint) if field.name != "time")
 
 
-def extended(points: Sequence[UsePoint], seconds: GpuSeconds, waited: float, now: float) -> Points:
-    """Return the points of a run, with its GPU seconds until now as the last.
+def add_point(points: Sequence[UsePoint], seconds: GpuSeconds, waited: float, now: float) -> Points:
+    """Return the points of a run, with its GPU seconds until now as the last point.
 
-    Points on a straight line between two others are left out, so that the usual run has one for
-    each of its phases. A run with many others keeps every second of them.
+    Points on a straight line between two others are left out, so that a usual run has one point for
+    each of its phases. If there are too many points, every second one is dropped.
 
     Args:
         points: the points so far, at least that of the request.
-        seconds: the run's GPU seconds until now.
-        waited: its GPU seconds of waiting until now.
-        now: seconds since the epoch.
+        waited: the run's GPU seconds of waiting until now.
     """
     # A clock that was set back must not put points out of order.
     now = max(now, points[-1].time)
@@ -73,7 +67,6 @@ def extended(points: Sequence[UsePoint], seconds: GpuSeconds, waited: float, now
 
 
 def _is_between(first: UsePoint, middle: UsePoint, last: UsePoint) -> bool:
-    """Return whether a point is on the line from one to another."""
     if not first.time < middle.time < last.time:
         return False
     expected = _at(first, last, middle.time)
@@ -81,7 +74,7 @@ def _is_between(first: UsePoint, middle: UsePoint, last: UsePoint) -> bool:
 
 
 def _at(first: UsePoint, last: UsePoint, time: float) -> Mapping[str, float]:
-    """Return what a line has at a time between its ends, which are not at the same time."""
+    """Return the values of a line at a time between its ends, which are not at the same time."""
     share = (time - first.time) / (last.time - first.time)
     return {
         name: getattr(first, name) + share * (getattr(last, name) - getattr(first, name))
@@ -91,14 +84,7 @@ def _at(first: UsePoint, last: UsePoint, time: float) -> Mapping[str, float]:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """GPU seconds of a run, or of several, within a period.
-
-    Attributes:
-        held: GPU seconds held.
-        training: GPU seconds of training.
-        publishing: GPU seconds of publishing.
-        waited: GPU seconds of waiting.
-    """
+    """GPU seconds of a run, or of several, within a period."""
 
     held: float = 0.0
     training: float = 0.0
@@ -107,7 +93,7 @@ class GpuUse:
 
     @property
     def idle(self) -> float:
-        """Return the GPU seconds that were held, without those of training and publishing."""
+        """GPU seconds that were held, without those of training and publishing."""
         return max(self.held - self.training - self.publishing, 0.0)
 
     def __add__(self, other: GpuUse) -> GpuUse:
@@ -115,21 +101,12 @@ class GpuUse:
 
 
 def use_between(points: Sequence[UsePoint], began: float, ended: float) -> GpuUse:
-    """Return the GPU seconds in the period [began, ended).
-
-    Between two points they are spread evenly over the time.
-
-    Args:
-        points: the run's points, in the order of their times.
-        began: begin of the period, in seconds since the epoch.
-        ended: its end.
-    """
+    """Return the GPU seconds in the period [began, ended), spread evenly between two points."""
     before, after = _until(points, began), _until(points, ended)
     return GpuUse(*(max(after[name] - before[name], 0.0) for name in _COUNTED))
 
 
 def _until(points: Sequence[UsePoint], time: float) -> Mapping[str, float]:
-    """Return the GPU seconds before a point in time."""
     following = bisect_left(points, time, key=lambda point: point.time)
     if not following:
         return dict.fromkeys(_COUNTED, 0.0)

@@ -31,7 +31,6 @@ def report_line(step: object, metrics: Mapping[str, object], time: float) -> byt
         step: an int in [0, 2**63), also one of NumPy or torch.
         metrics: at most 1,000 numbers by name: all values that `float()` accepts, except texts. For
             a tensor on a GPU, `float()` waits for the GPU.
-        time: seconds since the epoch.
 
     Raises:
         ConfigError: an argument is anything else.
@@ -43,10 +42,7 @@ def report_line(step: object, metrics: Mapping[str, object], time: float) -> byt
 
 
 def split_recordable(metrics: Mapping[str, object]) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the metrics that `report_line` accepts, and why it refuses others.
-
-    Args:
-        metrics: values by name, in the order in which they are accepted up to the limit.
+    """Return the metrics that `report_line` accepts, in their order up to its limit, and problems.
 
     Returns:
         The numbers by name; and for each kind of problem ("name", "value", "number") a message
@@ -85,16 +81,11 @@ def for_json(number: float) -> float | str:
 
 
 def sample_line(sample: GpuSample) -> bytes:
-    """Return a sample as a line of the file."""
     return _line({"time": sample.time, "gpu": sample.fields()})
 
 
 def append(file: str | os.PathLike[str], line: bytes) -> None:
-    """Append a line to a file to which other processes append too.
-
-    Raises:
-        OSError: the node's disk is full.
-    """
+    """Append a line to a file to which other processes append too; raise OSError on a full disk."""
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, line)
@@ -180,11 +171,7 @@ class _RankMetrics:
 
 
 class Metrics:
-    """The last values of each rank, at the driver, in bounded memory.
-
-    Args:
-        ranks: all ranks of the run, in the order in which `last` returns them.
-    """
+    """The last values of each rank, at the driver, in bounded memory."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks = {rank: _RankMetrics() for rank in ranks}
@@ -196,10 +183,10 @@ class Metrics:
     def last_values(self) -> tuple[Mapping[str, float], ...]:
         """Return the last values of each rank, by name.
 
-        "step" is the step of the last report, even if a metric has this name. The names of the
-        values of the rank's n-th GPU, as far as NVML reports them, are "gpu.n.utilisation" (share
-        in [0, 1]), "gpu.n.memory_used", "gpu.n.memory_peak" and "gpu.n.memory_total" (bytes),
-        "gpu.n.power" (W) and "gpu.n.temperature" (°C).
+        "step" is the step of the last report, even if a metric has this name. The rank's n-th GPU
+        has, as far as NVML reports them, "gpu.n.utilisation" (share in [0, 1]),
+        "gpu.n.memory_used", "gpu.n.memory_peak", "gpu.n.memory_total" (bytes), "gpu.n.power" (W)
+        and "gpu.n.temperature" (°C).
         """
         return tuple(metrics.last for metrics in self._ranks.values())
 
@@ -255,7 +242,8 @@ def _number(name: str, value: Any) -> float:
             if value.numel() != 1:
                 raise TypeError(f"a tensor of {value.numel()} elements")
             # float() raises RuntimeError for these tensors, but also after a failure of the GPU.
-            if getattr(value, "is_meta", False) or _is_complex(value):
+            is_complex = getattr(getattr(value, "dtype", None), "is_complex", False)
+            if getattr(value, "is_meta", False) or is_complex:
                 raise TypeError("a tensor without a real number")
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -264,10 +252,6 @@ def _number(name: str, value: Any) -> float:
             f" accepts ({error})"
         ) from error
     return number
-
-
-def _is_complex(tensor: Any) -> bool:
-    return bool(getattr(getattr(tensor, "dtype", None), "is_complex", False))
 
 
 def _step(step: object) -> int:

@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__.partition(".")[0])
 
 
 class _StderrHandler(logging.Handler):
-    """A handler that writes to the current stderr, because a notebook's kernel replaces stderr.
+    """Writes to the current stderr, because a notebook's kernel replaces stderr.
 
     Attributes:
         detail: the requested level, "info" or "debug".
@@ -49,11 +49,7 @@ class _StderrHandler(logging.Handler):
 
 
 def level_of(setting: str | None) -> str | None:
-    """Return the level that `spark.hopsgpu.log` or HOPSGPU_LOG names, or None if none is set.
-
-    Raises:
-        ConfigError: the level does not exist.
-    """
+    """Return the level that `spark.hopsgpu.log` or HOPSGPU_LOG names, or None if none is set."""
     if setting is None or not setting.strip():
         return None
     level = setting.strip().lower()
@@ -87,13 +83,10 @@ def level() -> str:
 
 
 class _FileHandler(RotatingFileHandler):
-    """A handler that writes to a file of bounded size, and keeps one earlier file.
+    """Writes to a file of bounded size, and keeps one earlier file.
 
     The first line creates the file and its directory, so a process that logs nothing leaves no
     file.
-
-    Attributes:
-        detail: the requested level, "info" or "debug".
     """
 
     def __init__(self, path: Path, detail: str) -> None:
@@ -142,13 +135,9 @@ def read_last_lines(path: Path, max_bytes: int) -> bytes:
 
 @contextlib.contextmanager
 def log_to_file(path: Path, level: str) -> Iterator[None]:
-    """Send this process's log to one file only, while the block runs.
+    """Send this process's log only to a file, whose content stays, while the block runs.
 
     If the file cannot be created, the log goes nowhere.
-
-    Args:
-        path: the file; its present content stays.
-        level: "info" or "debug".
     """
     handler = _FileHandler(path, level)
     previous, does_propagate = _logger.level, _logger.propagate

@@ -23,10 +23,10 @@ class Timeline:
 
     Attributes:
         requested: the run began.
-        prepared: its data were written, and its Python environment was there; only for a run that
+        prepared: its data were written, and its Python environment existed; only for a run that
             has either.
         retried: the last attempt began; only for a run that was retried.
-        granted: the gang was whole.
+        granted: all executors had arrived.
         started: the function ran in all ranks.
         returned: the last rank had ended.
         published: the model was on the lake.
@@ -47,9 +47,9 @@ class Timeline:
     def phases(self) -> tuple[tuple[str, float], ...]:
         """Return the names of the run's phases in their order, with the seconds that each took.
 
-        The names are "prepared", "waited", "started" (starting the ranks, until the function ran in
-        all of them), "trained", "published" and "released", with "earlier attempts" before them.
-        A run that ended early has only the phases that it reached.
+        The names are "earlier attempts", "prepared", "waited", "started" (starting the ranks, until
+        the function ran in all of them), "trained", "published" and "released". A run that ended
+        early has only the phases that it reached.
         """
         if self.requested is None:
             return ()
@@ -70,7 +70,6 @@ class Timeline:
         return tuple(done)
 
     def __str__(self) -> str:
-        """Return the seconds of each phase as text."""
         shown = (f"{word} {seconds:.1f} s" for word, seconds in self.phases())
         return f"Timeline({', '.join(shown)})"
 
@@ -92,13 +91,13 @@ _OPTIONAL = ("prepared", "published")
 class GpuSeconds:
     """The GPU seconds of a run.
 
-    `held` is the sum of `training`, `publishing` and `idle`. The other fields say what a part of
-    these was; `kinds` has all of it as kinds that do not overlap.
+    `held` is the sum of `training`, `publishing` and `idle`. The other fields are parts of these;
+    `kinds` has all of them as kinds that do not overlap.
 
     Attributes:
         held: from each executor's arrival at the driver to its release, times its GPUs.
-        training: while the function ran in all ranks, until the last had ended; of all attempts.
-            Those of an elastic gang's executor that was lost end with the loss.
+        training: while the function ran in all ranks, until the last had ended; of all attempts. In
+            an elastic gang, a lost executor counts until the loss.
         publishing: from the return until the model was on the lake, for the executors that took
             part.
         idle: held minus training and publishing.
@@ -125,7 +124,7 @@ class GpuSeconds:
     starting: float = 0.0
 
     def kinds(self) -> Mapping[str, float]:
-        """Return what the GPUs did while they were held: GPU seconds by kind, whose sum is `held`.
+        """Return the GPU seconds by kind, whose sum is `held`.
 
         Unlike the field, "training" leaves out "waiting for data", "checkpointing" and "unused",
         and "idle" leaves out "starting".
@@ -167,9 +166,9 @@ class RankReport:
         pid: pid of the rank's process on its node.
         exit_code: 0 or above; None if a signal ended it, or if it never ended.
         signal: name of the signal that ended it.
-        peak_memory: bytes of the host's memory (a GPU's is among the metrics): the larger of the
-            largest resident set of a single process, and the most that all processes of the rank
-            were seen to use together, with shared pages counted once.
+        peak_memory: bytes of the host's memory: the largest resident set of a single process, or
+            the most that all processes of the rank were seen to use together, with shared pages
+            counted once, whichever is larger. A GPU's memory is among the metrics.
         gpu_utilisation: mean share in [0, 1]; None if it was not measured.
         stopped: True if hopsgpu ended the rank before it had returned.
     """
@@ -204,8 +203,8 @@ class WorldReport:
         why: the reason in words, as "the executor on node3 was lost"; or "".
         resize_seconds: from the order to stop the world before until the function ran in all ranks
             of this one; None for the first.
-        gpu_seconds: GPUs of its executors times the seconds from `began` to `ended`; those of an
-            executor that was lost end with the loss.
+        gpu_seconds: GPUs of its executors times the seconds from `began` to `ended`; a lost
+            executor counts until the loss.
     """
 
     __module__ = "hopsgpu.types"

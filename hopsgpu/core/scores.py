@@ -36,18 +36,18 @@ class ScoreStatus:
 
     Attributes:
         run_id: the score's id.
-        state: a GangState's value: "requested", "preparing", "waiting" until the first executor is
-            there, "starting", "running", "publishing", "releasing", "succeeded", "failed",
+        state: a GangState's value: "requested", "preparing", "waiting" until the first executor
+            arrives, "starting", "running", "publishing", "releasing", "succeeded", "failed",
             "cancelled".
         elapsed: seconds since the score began.
         rows: number of rows of the table; 0 until it is known.
-        scored: number of rows that have been scored, also by an earlier run of the score; those of
-            parts that are not complete count.
+        scored: number of rows that have been scored, also by an earlier run of the score or in
+            incomplete parts.
         parts: number of parts of the table.
         done: number of parts whose file is on the lake.
         failed: number of parts that were left out.
         rate: rows scored in a second, lately; None while it is unknown.
-        seconds_left: for how long the score will last at this rate; None while it is unknown.
+        seconds_left: expected duration at this rate; None while it is unknown.
         executors: executors that have arrived.
         most: largest number of executors that the score would use now.
         gpus: GPUs of an executor; 0 on CPUs.

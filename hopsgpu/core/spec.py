@@ -52,10 +52,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def check_name(value: object, argument: str) -> str:
     """Return a name that is safe as one component of a path, Unicode-normalised (NFC).
 
-    Raises:
-        ConfigError: the value is not a string, is empty, has over 100 characters or 200 bytes of
-            UTF-8, or has characters other than letters, digits and `_ . + = -` (the first must be a
-            letter, a digit or `_`).
+    Raise ConfigError unless the value is a string of up to 100 characters and 200 bytes of UTF-8.
+    It must consist of letters, digits and `_ . + = -`, and begin with a letter, a digit or `_`.
     """
     if isinstance(value, str):
         name = unicodedata.normalize("NFC", value)
@@ -87,7 +85,7 @@ _MAX_VARIABLE = 120 * 1024
 def redact(variables: Mapping[str, str]) -> dict[str, str]:
     """Return variables for a record or a screen, without values whose names look secret.
 
-    Users with passwords in URLs of the other values are hidden.
+    Users and passwords in URLs of the other values are hidden.
     """
     return {
         name: "(redacted)" if _SECRET.search(name) else without_user(value)
@@ -96,7 +94,6 @@ def redact(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_user(text: str) -> str:
-    """Return a text without users and their passwords in URLs."""
     return _USER.sub("://(redacted)@", text)
 
 
@@ -143,11 +140,7 @@ class GpuRequest:
         return round(1 / self.per_worker) if 0 < self.per_worker < 1 else 1
 
     def of(self, ranks: int) -> int:
-        """Return the number of GPUs of a container.
-
-        Args:
-            ranks: ranks of the container, a multiple of `sharing`.
-        """
+        """Return the number of GPUs of a container whose ranks are a multiple of `sharing`."""
         return ranks // self.sharing if self.sharing > 1 else int(self.per_worker) * ranks
 
 
@@ -160,7 +153,6 @@ class GangSpec:
         name: name of the run, part of its id.
         workers: the world size; the largest one of an elastic gang.
         least_workers: the smallest world size of an elastic gang; None for a fixed-size gang.
-        gpus: GPUs of each rank.
         cores_per_worker: cores of each rank; None for the node's share of cores per GPU.
         memory_per_worker: bytes that a rank may use.
         placement: "pack" for as many ranks as fit into one container, "spread" for one on each
@@ -177,7 +169,6 @@ class GangSpec:
         gpu_idle_timeout: seconds that all GPUs of the gang may idle while the function runs,
             None for no bound.
         retries: how often the gang starts again after a failure.
-        env_vars: the user's environment variables for every rank.
         python_env: the Python environment of the ranks, as the user named it, or None.
         independent_ranks: whether each rank trains by itself.
     """
@@ -243,7 +234,6 @@ class GangSpec:
 
     @property
     def least(self) -> int:
-        """The smallest world size."""
         return self.workers if self.least_workers is None else self.least_workers
 
 
@@ -296,7 +286,7 @@ def _check_gpu_type(gpu_type: object, gpus: GpuRequest) -> None:
 
 
 def _size(value: str) -> int:
-    """Return the bytes that a text takes in a rank's environment, in UTF-8."""
+    """Return the bytes that a text takes in a rank's environment."""
     return len(value.encode("utf-8", "surrogateescape"))
 
 
@@ -334,9 +324,8 @@ class ExecutorShape:
 
     Attributes:
         cores: virtual cores.
-        gpus: GPUs, YARN's `yarn.io/gpu`.
-        heap_mib: the JVM's heap, MiB.
-        overhead_mib: memory of the ranks and of Python, MiB.
+        heap_mib: the JVM's heap.
+        overhead_mib: memory of the ranks and of Python.
         marker: YARN resource that marks nodes with the GPU type, or None; one unit is requested.
     """
 
@@ -356,15 +345,11 @@ AGENT_MIB = 1536
 
 
 def shape_of(spec: GangSpec, cores_per_gpu: int, ranks: int = 1) -> ExecutorShape:
-    """Return the shape of an executor.
+    """Return the shape of an executor in which `ranks` ranks share the container.
 
     All executors of a gang have the same shape, so each executor has memory for the largest number
-    of parameter servers that one executor gets.
-
-    Args:
-        spec: the gang.
-        cores_per_gpu: the nodes' cores per GPU, used if the spec names no cores.
-        ranks: ranks that share the container.
+    of parameter servers that one executor gets. The nodes' cores per GPU count if the spec names no
+    cores.
     """
     gpus = spec.gpus.of(ranks)
     cores = spec.cores_per_worker or max(cores_per_gpu * gpus // ranks, 1)
@@ -405,30 +390,24 @@ class LaunchPlan:
 
     @property
     def least_executors(self) -> int:
-        """The number of executors of the smallest world."""
         if not self.spec.is_elastic:
             return self.executors
         return self.spec.least // self.ranks_per_executor
 
     def __str__(self) -> str:
         s, servers = self.shape, self.spec.parameter_servers
-        ranks, executors = (
-            count_of(self.spec.workers, "rank"),
-            count_of(self.executors, "executor"),
-        )
+        ranks = count_of(self.spec.workers, "rank")
+        executors = count_of(self.executors, "executor")
         if self.spec.is_elastic:
             ranks = f"{self.spec.least} to {ranks}"
             executors = f"{self.least_executors} to {executors}"
+        hosts = ", ".join(sorted(self.hosts or ()))
         where = f"queue {self.queue}" if self.queue else "on this machine"
         heap = f"{s.heap_mib} MiB heap + " if s.heap_mib else ""
         lines = [
             f"{self.spec.name}: {ranks} in {executors} of {self.ranks_per_executor}, {where}",
             *([f"  {count_of(servers, 'parameter server')} beside them"] if servers else []),
-            *(
-                [f"  GPUs of type {self.spec.gpu_type}, on {', '.join(sorted(self.hosts))}"]
-                if self.hosts
-                else []
-            ),
+            *([f"  GPUs of type {self.spec.gpu_type}, on {hosts}"] if hosts else []),
             f"  each executor: {count_of(s.gpus, 'GPU')}, {count_of(s.cores, 'core')},"
             f" {heap}{s.overhead_mib} MiB{' overhead' if heap else ''}"
             f"{f', 1 {s.marker}' if s.marker else ''}",

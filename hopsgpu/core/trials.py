@@ -20,12 +20,7 @@ FAILED = "failed"
 
 
 class Writer(NamedTuple):
-    """The process that writes lines.
-
-    Attributes:
-        trial: the trial's number.
-        rank: its number among the trial's ranks.
-    """
+    """The process that writes lines."""
 
     trial: int
     rank: int
@@ -33,12 +28,8 @@ class Writer(NamedTuple):
 
 @dataclass(frozen=True)
 class Moment:
-    """The number of GPUs that were held, and that ran trials, from a point in time on.
-
-    Attributes:
-        time: seconds since the epoch.
-        held: GPUs that were held (executors, for a search on CPUs).
-        running: GPUs on which a trial ran (executors, for a search on CPUs).
+    """The number of GPUs (of executors, on CPUs) that were held, and that ran trials, from `time`
+    on.
     """
 
     time: float

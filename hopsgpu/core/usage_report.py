@@ -40,11 +40,7 @@ _LISTED = 3
 
 
 def check_grouping(by: object) -> None:
-    """Check the name of a grouping.
-
-    Raises:
-        ConfigError: `by` is none of `GROUPINGS`.
-    """
+    """Raise ConfigError unless `by` is one of `GROUPINGS`."""
     if by not in GROUPINGS:
         raise ConfigError(f"by={by!r}: must be {', '.join(map(repr, GROUPINGS[:-1]))} or {DAY!r}")
 
@@ -56,7 +52,6 @@ def moment_of(value: object, name: str, now: float) -> float | None:
         value: a duration until now, as `units.parse_duration` reads it; a date, a time, or its ISO
             8601 text, in UTC unless it says otherwise; None or "all" for no bound.
         name: the argument's name, for the error.
-        now: seconds since the epoch.
 
     Raises:
         ConfigError: the value has another form.
@@ -88,9 +83,6 @@ class RunUse:
     """The GPU time of one run.
 
     Attributes:
-        run_id: the run's id.
-        name: the run's name.
-        user: the user who submitted it.
         queue: YARN's queue; "" on a local master.
         state: "succeeded", "failed", "cancelled", "lost" or "active"; "held" for a held gang
             between its launches, which is no run.
@@ -130,25 +122,23 @@ class UsageRow:
         state: the run's state: "succeeded", "failed", "cancelled", "lost", "active", or "held" for
             a held gang between its launches; None but in rows by run.
         day: the day in UTC as "2026-11-22"; None but in rows by day.
-        gpu_hours_held: GPU hours held: from each executor's arrival at the driver to its release,
-            times its GPUs.
-        gpu_hours_training: GPU hours in which the function ran in all ranks; of a search those in
-            which trials ran.
-        gpu_hours_publishing: GPU hours from the return until the model was on the lake.
+        gpu_hours_held: from each executor's arrival at the driver to its release, times its GPUs.
+        gpu_hours_training: time in which the function ran in all ranks, or trials of a search ran.
+        gpu_hours_publishing: from the return until the model was on the lake.
         gpu_hours_idle: GPU hours held, minus training and publishing.
-        gpu_hours_waited: hours from the request (if data or a Python environment were prepared
-            first, from then) until all executors were there, times the GPUs without which the run
-            could not start. These GPUs were not held for the run, except those of executors that
-            arrived before the others.
+        gpu_hours_waited: hours until all executors had arrived, times the GPUs without which the
+            run could not start. The time begins with the request, or once data and a Python
+            environment were prepared. These GPUs were not held for the run, except those of
+            executors that arrived before the others.
         failed_share: GPU hours held by runs that failed or were lost, as a share in [0, 1] of
             `gpu_hours_held`; None if none were held.
         runs: number of runs of which a part is in the period.
         runs_failed: how many of them failed.
         runs_cancelled: how many were cancelled.
-        runs_lost: how many were lost: their drivers ended without a word, and what was held after
-            their last record is unknown and not counted.
-        runs_active: how many go on; they are counted until their last record, which is some seconds
-            old.
+        runs_lost: how many were lost: their drivers ended without recording it. What they held
+            after their last record is unknown and not counted.
+        runs_active: how many are running; they are counted until their last record, which is some
+            seconds old.
     """
 
     __module__ = "hopsgpu.types"
@@ -260,29 +250,25 @@ def _minute(time: float) -> str:
 
 @dataclass(frozen=True)
 class _RunShare:
-    """The part of a run that one row counts."""
-
     run: RunUse
     use: GpuUse
 
 
-def summed_up(
+def sum_usage(
     runs: Iterable[RunUse],
     by: str,
     since: float | None,
     until: float,
     problems: Sequence[str] = (),
 ) -> Usage:
-    """Return the GPU time that runs used in the period [since, until).
+    """Return the GPU time that runs used in the period [since, until), in epoch seconds.
 
-    A run that began before the period, or ended after it, counts with the part within. Where its
+    A run that began before the period, or ended after it, counts with the part within. If its
     record has no point at a border, its GPU seconds are spread evenly between the points beside it.
 
     Args:
-        runs: the runs; of several with one id the one that was recorded last counts.
+        runs: of several runs with one id, the one that was recorded last counts.
         by: one of `GROUPINGS`.
-        since: begin of the period in seconds since the epoch, or None.
-        until: its end.
         problems: why other records could not be read.
     """
     began = float("-inf") if since is None else since
@@ -324,15 +310,11 @@ def _parts(
         if midnight >= ended:
             return
         from_, to = max(midnight, began), min(midnight + _DAY_SECONDS, ended)
-        yield _date(midnight), _RunShare(run, use_between(run.points, from_, to))
-
-
-def _date(time: float) -> str:
-    return datetime.datetime.fromtimestamp(time, datetime.UTC).date().isoformat()
+        day = datetime.datetime.fromtimestamp(midnight, datetime.UTC).date().isoformat()
+        yield day, _RunShare(run, use_between(run.points, from_, to))
 
 
 def _names(by: str, key: str, parts: Sequence[_RunShare]) -> Mapping[str, str]:
-    """Return the fields of a row that say what it is about."""
     if by != RUN:
         return {by: key}
     (part,) = parts

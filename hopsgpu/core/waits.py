@@ -5,32 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The first and the latest of more are kept: reasons have numbers, which change all the time.
+# Of more reasons, the first and the latest are kept: reasons have numbers, which change often.
 _MOST = 20
 _LONGEST = 1000
 
 
 @dataclass(frozen=True)
 class Wait:
-    """The reason for which a run waited from a point in time on.
-
-    Attributes:
-        time: seconds since the epoch.
-        why: what it waited for, in words.
-    """
+    """The reason for which a run waited, in words, from `time` on, in seconds since the epoch."""
 
     time: float
     why: str
 
 
 def add_wait(waits: Sequence[Wait], why: str, now: float) -> tuple[Wait, ...]:
-    """Return the reasons with the present one, if that is another than the last.
-
-    Args:
-        waits: the reasons so far.
-        why: what the run waits for now; "" if it does not wait.
-        now: seconds since the epoch.
-    """
+    """Return the reasons with the present one, if it differs from the last and is not ""."""
     reason = why[:_LONGEST]
     if not reason or (waits and waits[-1].why == reason):
         return tuple(waits)

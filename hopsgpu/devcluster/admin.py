@@ -1,7 +1,7 @@
 """The files that an administrator installs; this cluster uses these files too.
 
-A checkout has the files in spark-conf/ and yarn-scripts/. `admin_files/` here has links to the
-files, which become copies in an installed package.
+`admin_files/` has links to spark-conf/ and yarn-scripts/ of the checkout, which become copies in an
+installed package.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ _SPARK_DEFAULTS = HOME / "spark-conf" / "spark-defaults.conf"
 
 
 def yarn_file(name: str) -> dict[str, str]:
-    """Return the properties of one of the XML files in yarn-scripts/, such as `resource-types`."""
     return site_properties(YARN / f"{name}.xml")
 
 
 def site_properties(file: Path) -> dict[str, str]:
-    """Return the properties of a site file, without substitutions.
-
-    Raises:
-        ConfigError: the file cannot be read.
+    """Return the properties of a site file, without substitutions; raise ConfigError if it is
+    unreadable.
     """
     try:
         rows = ET.parse(file).getroot().iter("property")

@@ -82,11 +82,10 @@ _NODES_HEAPS_MIB = 1132
 _OPENED = ("java.lang", "java.util", "java.io", "java.net")
 _POLL_S = 0.1
 _READY_S = 120.0
-# A NodeManager stops its containers within this time, and then only waits for the retention of
-# their logs.
+# A NodeManager stops its containers within this time, and then only waits to delete their logs.
 GRACE_S = 4.0
-# The variables that a daemon and its containers inherit from the shell. The machines of a real
-# cluster do not have the user's other settings either.
+# The variables that a daemon and its containers inherit from the shell. A real cluster's machines
+# do not have the user's other settings either.
 _INHERITED = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 
 
@@ -101,7 +100,7 @@ class DaemonStarter:
     """Starts daemons, and stops them again if an error occurs.
 
     Attributes:
-        state: the state, with every process started so far; saved at each start.
+        state: has every process started so far; saved at each start.
         started: daemon → time of the start, in epoch seconds.
     """
 
@@ -117,8 +116,8 @@ class DaemonStarter:
         try:
             yield self
         except BaseException:
-            # The marker also finds a daemon's containers. The marker misses a process in its
-            # exec(2), whose environment cannot be read.
+            # The marker also finds a daemon's containers, but no process in its exec(2), whose
+            # environment cannot be read.
             ours = [self.state.processes[daemon] for daemon in self.started]
             marked = [m for daemon in self.started for m in members(self._layout.root, daemon)]
             stop({*ours, *marked}, GRACE_S)
@@ -178,21 +177,14 @@ class DaemonStarter:
     def prepare_election(self) -> None:
         """Create the znode at which the failover controllers elect a NameNode."""
         controller = FAILOVER_CONTROLLERS[0]
-        options = (
-            *arguments_of(controller, self.state.spec),
-            *("-formatZK", "-nonInteractive"),
-        )
+        options = (*arguments_of(controller, self.state.spec), "-formatZK", "-nonInteractive")
         # Status 2: the znode exists, because only ZooKeeper was restarted.
         self._run(controller, _CONTROLLER, options, "preparing ZooKeeper", (0, 2))
 
     def _run(
         self, daemon: str, main: str, options: Sequence[str], purpose: str, accepted: Sequence[int]
     ) -> None:
-        """Run a program with a daemon's settings, and wait for its end.
-
-        Args:
-            accepted: exit statuses that are no error.
-        """
+        """Run a program with a daemon's settings, and wait for its end."""
         argv = [*self._command(daemon, main, has_options=False), *options]
         # A name of its own: the daemon with its own name may be alive.
         name = f"{daemon}{options[-2]}"
@@ -261,11 +253,7 @@ class DaemonStarter:
 
 
 def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
-    """Start daemons in parallel.
-
-    Raises:
-        ClusterError: the file system could not be created.
-    """
+    """Start daemons, in parallel as far as possible."""
     if KDC in daemons:
         # The other daemons get their tickets when they start.
         starter.start(KDC)
@@ -302,7 +290,7 @@ def wait_ready(
     """Poll the daemons until all of them are ready.
 
     Args:
-        user: user who gets a home directory in HDFS.
+        user: gets a home directory in HDFS.
         started: daemon → time of the start, in epoch seconds, for the daemons of this `up`.
 
     Raises:

@@ -29,8 +29,6 @@ _TRUST_PASSWORD = "changeit"  # noqa: S105
 
 @dataclass(frozen=True)
 class Certificates:
-    """The files of a cluster's certificates."""
-
     root: Path
 
     @property
@@ -40,7 +38,6 @@ class Certificates:
 
     @property
     def authority(self) -> Path:
-        """The authority's certificate."""
         return self.root / "authority.pem"
 
     @property
@@ -64,7 +61,6 @@ class Certificates:
 
 
 def properties_of_https() -> dict[str, Properties]:
-    """Return additional properties: site file → properties."""
     return {
         "core-site": {"hadoop.ssl.require.client.cert": "false"},
         "hdfs-site": {"dfs.http.policy": "HTTPS_ONLY"},
@@ -82,15 +78,9 @@ def client_file(certificates: Certificates) -> Properties:
 
 
 def create_certificates(certificates: Certificates, layout: ClusterLayout, java: Path) -> None:
-    """Create the authority and the daemons' certificate, unless they exist.
+    """Create the authority and the daemons' certificate with the JDK's keytool, unless they exist.
 
     The authority's key is not kept: the certificate names every node that a cluster can have.
-
-    Args:
-        java: JAVA_HOME, whose keytool is run.
-
-    Raises:
-        ClusterError: keytool failed.
     """
     if certificates.bundle.exists():
         return
@@ -118,14 +108,10 @@ def create_certificates(certificates: Certificates, layout: ClusterLayout, java:
     )
     # The bundle is written last: it shows that all files exist. It includes the public authorities,
     # because a client uses it for all hosts.
-    public = _public_authorities()
-    write(certificates.bundle, f"{certificates.authority.read_text()}\n{public}")
-
-
-def _public_authorities() -> str:
     import certifi
 
-    return Path(certifi.where()).read_text(encoding="utf-8")
+    public = Path(certifi.where()).read_text(encoding="utf-8")
+    write(certificates.bundle, f"{certificates.authority.read_text()}\n{public}")
 
 
 @dataclass(frozen=True)

@@ -50,12 +50,7 @@ class ClassArchive:
 
 
 def archive_of(java: Path, spark: Path) -> ClassArchive | None:
-    """Return the archive for a JDK and a PySpark; None if they cannot have one.
-
-    Args:
-        java: home of the JDK.
-        spark: home of the PySpark.
-    """
+    """Return the archive for the homes of a JDK and a PySpark; None if they cannot have one."""
     base, jars = java / "lib" / "server" / "classes.jsa", spark / "jars"
     if not base.is_file() or not jars.is_dir() or not _is_supported(java):
         return None

@@ -61,18 +61,18 @@ class ClusterSpec:
 
     Attributes:
         nodes: number of NodeManagers.
-        gpus_per_node: number of GPUs of each node.
         hadoop: version of the daemons, such as "3.3.6"; "" for the version that PySpark includes.
-        kerberos: whether the cluster has a KDC, and all services require Kerberos.
+        kerberos: whether the cluster has a KDC of its own, and all services require Kerberos.
         privacy: whether HDFS and Hadoop's RPC also encrypt.
-        simple_web: whether the web addresses require no Kerberos.
+        simple_web: whether the web addresses, also YARN's REST, require no Kerberos.
         token_lifetimes: seconds after which an HDFS token must be renewed, and after which it
             expires finally; () for Hadoop's defaults, 1 and 7 days.
-        https: whether the web addresses are HTTPS, with certificates of a private authority.
-        namenode_ha: whether a second NameNode takes over when the active one dies.
-        resourcemanager_ha: whether a second ResourceManager takes over when the active one dies.
+        https: whether the web addresses, also YARN's REST, are HTTPS, by a private authority.
+        namenode_ha, resourcemanager_ha: whether a second daemon takes over when the active one
+            dies.
         preemption: whether the Capacity Scheduler preempts containers for a queue that has less
-            than its share and requests more.
+            than its share and requests more. `default` and `training` each have half of the
+            cluster.
     """
 
     nodes: int = 2
@@ -117,8 +117,7 @@ class ClusterSpec:
     def namenode_host(self) -> str:
         """The host in HDFS's URL: a name on Kerberized clusters, as on real ones.
 
-        Hadoop writes a token for the address and not for the name; a numeric URL would hide the
-        difference.
+        Hadoop writes a token for the address and not for the name; a numeric URL would hide that.
         """
         return "localhost" if self.kerberos else MASTER
 
@@ -140,7 +139,6 @@ class ClusterSpec:
 
 
 def _check_kerberos(spec: ClusterSpec) -> None:
-    """Refuse options that need Kerberos without Kerberos, and impossible lifetimes of tokens."""
     options = {
         "privacy": spec.privacy,
         "simple_web": spec.simple_web,
@@ -159,11 +157,7 @@ def _check_kerberos(spec: ClusterSpec) -> None:
 
 
 def read_conf(path: str | Path) -> SiteConf:
-    """Return the overrides of a `--conf` file.
-
-    Raises:
-        ConfigError: the file does not exist, is not YAML, or does not have the accepted form.
-    """
+    """Return the overrides of a `--conf` file; raise ConfigError as `parse_conf`."""
     import yaml
 
     try:

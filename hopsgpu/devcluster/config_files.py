@@ -38,10 +38,8 @@ def container_environ(layout: ClusterLayout, node: str, realm: Realm | None) -> 
     return environ
 
 
-def write_conf(layout: ClusterLayout, state: ClusterState, gpus: GpuPlan) -> None:
-    """Write every configuration file, the hosts file and the nodes' nvidia-smi."""
+def _common_files(layout: ClusterLayout, state: ClusterState) -> dict[str, Properties]:
     spec, ports = state.spec, state.ports
-    realm = realm_of(layout, spec)
     files = {
         "core-site": site_files.core_site(layout, spec, ports, user_name()),
         "hdfs-site": site_files.hdfs_site(layout, spec, ports),
@@ -50,10 +48,21 @@ def write_conf(layout: ClusterLayout, state: ClusterState, gpus: GpuPlan) -> Non
         "capacity-scheduler": site_files.capacity_scheduler(spec),
         "resource-types": site_files.resource_types(),
     }
+    if spec.namenode_ha:
+        files["core-site"] |= standby.core_site(ports)
+        files["hdfs-site"] |= standby.hdfs_site(layout, spec, ports)
+    if spec.resourcemanager_ha:
+        files["yarn-site"] |= standby.yarn_site(spec, ports)
+    return files
+
+
+def write_conf(layout: ClusterLayout, state: ClusterState, gpus: GpuPlan) -> None:
+    """Write every configuration file, the hosts file and the nodes' nvidia-smi."""
+    spec, ports = state.spec, state.ports
+    realm = realm_of(layout, spec)
     for node in (None, *node_names(spec.nodes)):
         conf = layout.conf(node) if node else layout.client
-        for name, common in files.items():
-            properties = common | _ha_properties(layout, state, name)
+        for name, properties in _common_files(layout, state).items():
             if node and name == "yarn-site":
                 environ = container_environ(layout, node, realm)
                 properties |= site_files.node_site(layout, spec, node, ports, gpus, environ)
@@ -80,28 +89,10 @@ def write_conf(layout: ClusterLayout, state: ClusterState, gpus: GpuPlan) -> Non
     _write_smi(layout, gpus)
 
 
-def _ha_properties(layout: ClusterLayout, state: ClusterState, name: str) -> Properties:
-    """Return additional properties of a site file of a cluster with high availability."""
-    spec, ports = state.spec, state.ports
-    match name:
-        case "core-site" if spec.namenode_ha:
-            return standby.core_site(ports)
-        case "hdfs-site" if spec.namenode_ha:
-            return standby.hdfs_site(layout, spec, ports)
-        case "yarn-site" if spec.resourcemanager_ha:
-            return standby.yarn_site(spec, ports)
-    return {}
-
-
 def _secure_properties(
     realm: Realm | None, spec: ClusterSpec, name: str, node: str | None
 ) -> Properties:
-    """Return additional properties of a site file of a cluster with Kerberos or HTTPS.
-
-    Args:
-        realm: the realm; None without Kerberos.
-        node: the node that uses the file; None for clients and masters.
-    """
+    """Return additional properties of a node's, or else of a client's and master's, site file."""
     https = properties_of_https().get(name, {}) if spec.https else {}
     match name:
         case "core-site" if realm:

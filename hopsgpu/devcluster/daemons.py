@@ -70,11 +70,7 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path)
 
 
 def run_logged(argv: Sequence[str], environ: Mapping[str, str], log: Path, stdin: str = "") -> None:
-    """Run a program, and wait for its end.
-
-    Args:
-        log: file to which the output is appended.
-        stdin: standard input of the program.
+    """Run a program, wait for its end, and append its output to a log.
 
     Raises:
         ClusterError: the program failed, or did not end within a minute.

@@ -78,7 +78,7 @@ class DaemonJars:
     """The jars of the daemons of one Hadoop.
 
     Attributes:
-        directory: directory with `*.jar` and `webapps`.
+        directory: has `*.jar` and `webapps`.
         extra: directory of PySpark's jars; None if `directory` has all jars.
     """
 
@@ -88,7 +88,6 @@ class DaemonJars:
 
     @property
     def class_path(self) -> str:
-        """The class path of a daemon, without its configuration."""
         # The directory, for its `webapps`, precedes the jar that contains these too.
         path = f"{self.directory}:{self.directory}/*"
         return path if self.extra is None else f"{path}:{self.extra}/*"
@@ -107,10 +106,6 @@ def daemon_jars(
     One rename makes the directory appear, so an existing directory is complete. Then neither the
     network nor the resolver is used.
 
-    Args:
-        java: the JDK that runs the resolver.
-        needs_zookeeper: whether the daemons use ZooKeeper.
-
     Raises:
         ClusterError: the resolver could not download the jars; the message has its output.
     """
@@ -128,10 +123,8 @@ def daemon_jars(
     if directory.is_dir():
         return result
     directory.parent.mkdir(parents=True, exist_ok=True)
-    report(
-        f"downloading Hadoop {version}'s daemons (about {65 if is_minicluster else 95} MB, once) to"
-        f" {directory}"
-    )
+    size = 65 if is_minicluster else 95
+    report(f"downloading Hadoop {version}'s daemons (about {size} MB, once) to {directory}")
     packages = [f"{name}:{version}" for name in ((_MINICLUSTER,) if is_minicluster else _DAEMONS)]
     if is_minicluster:
         packages += [
@@ -164,10 +157,9 @@ def _resolve(
         packages: Maven coordinates of the packages to download.
         excluded: group and name of dependencies to leave out.
         webapps: further jars with the daemons' web pages.
-        scratch: a directory to work in.
     """
-    # Ivy also searches ~/.m2, and fails if Maven has a dependency's description but not its jar
-    # there. Then retry without that directory.
+    # Ivy also searches ~/.m2, and fails if that has a dependency's description without its jar.
+    # Then retry without that directory.
     ivy = scratch / "ivy"
     completed = _run_resolver(java, spark, packages, excluded, ivy, "-Xshare:auto")
     if completed.returncode and _INCOMPLETE in completed.stdout + completed.stderr:
@@ -206,8 +198,7 @@ def _run_resolver(
         str(spark / "bin" / "spark-submit"),
         *("--master", "local", "--deploy-mode", "client"),
         *("--conf", f"spark.jars.ivy={ivy}"),
-        # These options replace those of `cluster env`, which restrict the JVM to the cluster's
-        # hosts.
+        # These options replace those of `cluster env`, which restrict the JVM to cluster hosts.
         *("--conf", f"spark.driver.defaultJavaOptions={options}"),
         *("--exclude-packages", ",".join(excluded)),
         *("--packages", ",".join(packages)),

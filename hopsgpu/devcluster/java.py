@@ -29,8 +29,6 @@ _INSTALL = "install a JDK 17 or 21 (Debian and Ubuntu: apt install openjdk-17-jd
 
 @dataclass(frozen=True)
 class Java:
-    """A JDK: its home directory and its major version."""
-
     home: Path
     version: int
 
@@ -41,9 +39,6 @@ class Java:
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
     """Return the first accepted Java of JAVA_HOME and the PATH.
-
-    Args:
-        environ: environment with JAVA_HOME and PATH; None for the process's.
 
     Raises:
         ClusterError: neither is a Java 17 or 21; the message lists the versions found, and says
@@ -65,9 +60,6 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
 
 def java_of_spark(environ: Mapping[str, str]) -> tuple[str, Path, Java | None] | None:
     """Return the Java that Spark's scripts start: JAVA_HOME's if that is set, else the PATH's.
-
-    Args:
-        environ: environment with JAVA_HOME and PATH.
 
     Returns:
         The setting that names the Java, the binary, and the Java, which is None if it does not run.

@@ -42,8 +42,6 @@ def address_of(daemon: str) -> str:
 
 @dataclass(frozen=True)
 class ClusterLayout:
-    """The paths in a cluster's directory."""
-
     root: Path
 
     @classmethod
@@ -114,7 +112,6 @@ class ClusterLayout:
         return self.root / "tmp"
 
     def temporary(self, daemon: str) -> Path:
-        """Return a daemon's own directory for temporary files."""
         return self.scratch / daemon
 
     def conf(self, daemon: str) -> Path:
@@ -128,7 +125,6 @@ class ClusterLayout:
 
     @property
     def certificates(self) -> Path:
-        """The directory of the certificates of a cluster with HTTPS."""
         return self.root / "certificates"
 
     @property

@@ -46,7 +46,6 @@ class ClusterInfo:
     Attributes:
         directory: directory of its state, data and logs.
         gpus: "real", "simulated" or "none", and why.
-        filesystem: URL of HDFS.
         resourcemanager: URL of the ResourceManager's pages and REST interface.
         logs: daemon → log.
         started: daemons that this `up` started; none if the cluster was running.
@@ -82,24 +81,13 @@ def up(
 ) -> ClusterInfo:
     """Start a cluster, or its missing daemons, and wait until it is ready.
 
+    The arguments that are not listed are the attributes of `ClusterSpec`. None means the setting of
+    the running cluster, else the default.
+
     Args:
         dir: the cluster's directory; None means `~/.hopsgpu/cluster`.
-        nodes: number of NodeManagers; None means that of the running cluster, else 2.
         gpus_per_node: number of GPUs per node, real ones if nvidia-smi answers, else simulated.
-            None means that of the running cluster, else 2.
-        hadoop: version of the daemons, such as "3.3.6". None means that of the running cluster,
-            else the version that the installed PySpark includes. Other versions are downloaded
-            once.
-        kerberos: whether the cluster has a KDC of its own, and all services require Kerberos.
-        privacy: whether HDFS and Hadoop's RPC also encrypt.
-        simple_web: whether the web addresses, also YARN's REST, require no Kerberos.
-        token_lifetimes: seconds after which an HDFS token must be renewed, and after which it
-            expires finally; None means 1 and 7 days.
-        https: whether the web addresses, also YARN's REST, are HTTPS, by a private authority.
-        namenode_ha: whether a second NameNode takes over when the active one dies.
-        resourcemanager_ha: whether a second ResourceManager takes over when the active one dies.
-        preemption: whether the Capacity Scheduler preempts containers for a queue that has less
-            than its share. `default` and `training` each have half of the cluster.
+        hadoop: other versions than that of the installed PySpark are downloaded once.
         conf: a YAML file, or its content, a mapping of site file → property → value.
         say: receives one line at a time.
         keep_classes: whether to cache the classes that Spark's JVMs load (about 200 MB), unless
@@ -218,12 +206,7 @@ def _ports(
 
 
 def down(dir: str | Path | None = None, say: Say = print) -> None:
-    """Stop every process of a cluster; keep its HDFS files, its logs and its ports.
-
-    Args:
-        dir: the cluster's directory.
-        say: receives one line at a time.
-    """
+    """Stop every process of a cluster; keep its HDFS files, its logs and its ports."""
     layout = ClusterLayout.at(dir)
     if not layout.root.is_dir():
         say(f"no cluster in {layout.root}")
@@ -233,18 +216,14 @@ def down(dir: str | Path | None = None, say: Say = print) -> None:
         ended = _stop_everything(layout, state)
         if state:
             save(layout, replace(state, processes={}))
-    say(
-        f"down: {count_of(ended, 'process', 'processes')} ended"
-        if ended
-        else f"no cluster runs in {layout.root}"
-    )
+    stopped = f"down: {count_of(ended, 'process', 'processes')} ended"
+    say(stopped if ended else f"no cluster runs in {layout.root}")
 
 
 def environment(dir: str | Path | None = None) -> dict[str, str]:
     """Return the environment variables that point this Python's Spark, or Hadoop, at a cluster.
 
-    Raises:
-        ClusterError: no cluster runs there.
+    Raise ClusterError if no cluster runs there.
     """
     layout = ClusterLayout.at(dir)
     state = load(layout)

@@ -40,9 +40,8 @@ class GpuPlan:
     """The GPUs of each node.
 
     Attributes:
-        nodes: host name → GPUs.
         smi: the real nvidia-smi; None if the GPUs are simulated, or there are none.
-        source: "real", or "simulated" and why.
+        source: "real", "simulated" or "none", and why.
     """
 
     nodes: dict[str, tuple[PlannedGpu, ...]]
@@ -53,8 +52,7 @@ class GpuPlan:
 def plan_gpus(root: Path, nodes: int, per_node: int) -> GpuPlan:
     """Return real GPUs if the machine has enough of them, else simulated ones.
 
-    Args:
-        root: the cluster's directory: simulated GPUs of two clusters differ.
+    The simulated GPUs of two clusters, with different roots, differ.
     """
     names = node_names(nodes)
     if not per_node:

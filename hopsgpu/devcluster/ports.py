@@ -56,7 +56,7 @@ def candidates(ephemeral_from: int, rng: random.Random) -> Iterator[int]:
 def held_ports(
     names: Sequence[str], before: Mapping[str, int], rng: random.Random | None = None
 ) -> Iterator[dict[str, int]]:
-    """Hold one free port for each name, the previous one if it is still free.
+    """Hold one free port for each name, the previous one if it is still free; yield the ports.
 
     A new port is bound without SO_REUSEADDR, so two clusters never choose the same port. A previous
     port is bound with this option, because old connections may still occupy the port. The option is
@@ -65,9 +65,6 @@ def held_ports(
     Args:
         names: names as in `port_names`; the daemon's name determines the address.
         before: previous ports.
-
-    Yields:
-        The port of each name.
     """
     rng = rng or random.Random()
     ephemeral = _ephemeral_from()

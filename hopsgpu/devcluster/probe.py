@@ -24,10 +24,9 @@ _GPU = "yarn.io/gpu"
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A NodeManager as the ResourceManager sees it.
+    """A NodeManager as the ResourceManager sees it. The memory is in MiB.
 
     Attributes:
-        memory: memory in MiB, like memory_used.
         heard: time of the last health report, in epoch seconds.
     """
 

@@ -52,8 +52,6 @@ class SignInError(Exception):
 
 @dataclass(frozen=True)
 class Realm:
-    """The files of a cluster's realm."""
-
     root: Path
 
     @property
@@ -94,7 +92,6 @@ class Realm:
 
 
 def realm_of(layout: ClusterLayout, spec: ClusterSpec) -> Realm | None:
-    """Return a cluster's realm; None if the cluster is not Kerberized."""
     return Realm(layout.realm) if spec.kerberos else None
 
 
@@ -129,11 +126,7 @@ def kdc_variables(realm: Realm) -> dict[str, str]:
 
 
 def check_programs(spec: ClusterSpec) -> None:
-    """Check that the programs and packages of a Kerberized cluster are installed.
-
-    Raises:
-        ClusterError: a program or package is missing; the message says how to install it.
-    """
+    """Raise ClusterError if a program or package of a Kerberized cluster is missing."""
     for name in (*_PROGRAMS, "kinit"):
         _program(name)
     try:
@@ -150,8 +143,7 @@ def check_programs(spec: ClusterSpec) -> None:
 def create_realm(realm: Realm, layout: ClusterLayout, port: int) -> None:
     """Write the configuration; create the database and the keytabs unless they exist.
 
-    Args:
-        port: port of the KDC, on loopback.
+    The port is that of the KDC, on loopback.
 
     Raises:
         ClusterError: a program of MIT Kerberos is missing or failed.
@@ -240,7 +232,6 @@ def kdc_conf(realm: Realm, port: int) -> str:
 
 
 def core_site(realm: Realm, spec: ClusterSpec) -> Properties:
-    """Return additional properties of core-site."""
     groups = "".join(f"{name}={name};" for name in (*DAEMON_USERS, *USERS))
     properties = {
         "hadoop.security.authentication": "kerberos",
@@ -263,7 +254,6 @@ def core_site(realm: Realm, spec: ClusterSpec) -> Properties:
 
 
 def hdfs_site(realm: Realm, spec: ClusterSpec) -> Properties:
-    """Return additional properties of hdfs-site."""
     properties = {
         "dfs.block.access.token.enable": "true",
         "dfs.namenode.kerberos.principal": _principal("nn"),
@@ -279,19 +269,11 @@ def hdfs_site(realm: Realm, spec: ClusterSpec) -> Properties:
     if spec.privacy:
         # Without this suite, the DataNode encrypts ten times slower.
         properties["dfs.encrypt.data.transfer.cipher.suites"] = "AES/CTR/NoPadding"
-    if spec.token_lifetimes:
-        renewal, longest = (str(round(1000 * seconds)) for seconds in spec.token_lifetimes)
-        token = "dfs.namenode.delegation.token"
-        properties |= {f"{token}.renew-interval": renewal, f"{token}.max-lifetime": longest}
-    return properties
+    return properties | _token_lifetimes("dfs.namenode", spec)
 
 
 def yarn_site(realm: Realm, spec: ClusterSpec, node: str | None) -> Properties:
-    """Return additional properties of yarn-site.
-
-    Args:
-        node: the NodeManager that uses the file; None for clients and masters.
-    """
+    """Return additional properties of the yarn-site of a NodeManager, or of clients and masters."""
     # A NodeManager answers 403 if its principal has another host than its own address.
     web = f"HTTP/{address_of(node) if node else HOST}@{REALM}"
     properties: Properties = {}
@@ -302,11 +284,13 @@ def yarn_site(realm: Realm, spec: ClusterSpec, node: str | None) -> Properties:
             f"yarn.{daemon}.webapp.spnego-principal": web,
             f"yarn.{daemon}.webapp.spnego-keytab-file": str(realm.keytab(_WEB)),
         }
-    if spec.token_lifetimes:
-        renewal, longest = (str(round(1000 * seconds)) for seconds in spec.token_lifetimes)
-        token = "yarn.resourcemanager.delegation.token"
-        properties |= {f"{token}.renew-interval": renewal, f"{token}.max-lifetime": longest}
-    return properties
+    return properties | _token_lifetimes("yarn.resourcemanager", spec)
+
+
+def _token_lifetimes(daemon: str, spec: ClusterSpec) -> Properties:
+    names = (f"{daemon}.delegation.token.{key}" for key in ("renew-interval", "max-lifetime"))
+    lifetimes = [str(round(1000 * seconds)) for seconds in spec.token_lifetimes]
+    return dict(zip(names, lifetimes, strict=False))  # no lifetimes: Hadoop's defaults
 
 
 @contextlib.contextmanager
@@ -346,16 +330,14 @@ def signed_in_as_superuser(realm: Realm) -> Iterator[AuthBase]:
 def make_directories(
     realm: Realm, conf: Path, url: str, directories: Mapping[str, tuple[int, str]]
 ) -> str:
-    """Create HDFS directories as the superuser, in a process of its own with tickets of its own.
+    """Create HDFS directories as the superuser; return "", or the error.
 
-    The process uses RPC, because WebHDFS accepts no keytab if the web addresses are simple.
+    A process of its own, with tickets of its own, uses RPC, because WebHDFS accepts no keytab if
+    the web addresses are simple.
 
     Args:
         conf: HADOOP_CONF_DIR of the clients.
         directories: path → permission bits and owner; set on existing directories too.
-
-    Returns:
-        "" if all directories exist, otherwise the error.
     """
     variables = {
         **os.environ,

@@ -42,8 +42,8 @@ _HANDLERS = "8"
 def node_size(gpus_per_node: int) -> tuple[int, int]:
     """Return the memory in MiB and the cores that a NodeManager advertises.
 
-    Both suffice for the node's share of a gang of default ranks (one core, 4 GiB and the overhead
-    each), an application master and CPU executors.
+    They suffice for its share of a gang of default ranks (one core, 4 GiB and the overhead each),
+    an application master and CPU executors.
     """
     memory = 1024 * (gpus_per_node * _GIB_PER_GPU + _GIB_BESIDE)
     return memory, gpus_per_node + _CORES_BESIDE
@@ -52,9 +52,9 @@ def node_size(gpus_per_node: int) -> tuple[int, int]:
 def _size_factor(spec: ClusterSpec) -> int:
     """Return the factor of the memory and the cores of a node.
 
-    If a queue has exactly its share of the memory or the cores, YARN's policy preempts none of its
-    containers, even if it has too many GPUs (DominantResourceCalculator.isAnyMajorResourceZero).
-    With a large factor, no gang reaches its queue's share of memory or cores.
+    YARN does not preempt a queue that has exactly its share of the memory or the cores, even if it
+    has too many GPUs (DominantResourceCalculator.isAnyMajorResourceZero). With a large factor, no
+    gang reaches its queue's share of memory or cores.
     """
     return 4 if spec.preemption else 1
 
@@ -156,8 +156,7 @@ def node_site(
 ) -> Properties:
     """Return the additional properties of a NodeManager's yarn-site.
 
-    Args:
-        environ: variables of every container; containers do not inherit the NodeManager's.
+    The containers get only the variables of `environ`, not the NodeManager's.
     """
     nm, home = "yarn.nodemanager", layout.node(node)
     web = "webapp.https.address" if spec.https else "webapp.address"
@@ -265,7 +264,6 @@ log4j.appender.stdout.layout.ConversionPattern=%d{ISO8601} %p %c{1}: %m%n
 
 
 def xml_text(properties: Mapping[str, str]) -> str:
-    """Return a Hadoop site file."""
     rows = "".join(
         f"  <property><name>{escape(k)}</name><value>{escape(v)}</value></property>\n"
         for k, v in properties.items()

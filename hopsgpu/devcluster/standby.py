@@ -2,7 +2,7 @@
 
 ZooKeeper elects the active daemons, as on real clusters. The ResourceManagers take part in the
 election themselves; each NameNode has a failover controller (ZKFC). The NameNodes share their edits
-in a directory; real clusters have JournalNodes instead.
+in a directory, where real clusters have JournalNodes.
 
 Sources: the Hadoop documentation, "HDFS High Availability Using the Quorum Journal Manager" and
 "... With NFS", "ResourceManager High Availability"; ZooKeeper's "Administrator's Guide".
@@ -46,7 +46,6 @@ def arguments_of(daemon: str, spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def core_site(ports: Ports) -> Properties:
-    """Return additional properties of core-site with two NameNodes."""
     return {
         "fs.defaultFS": f"hdfs://{NAME_SERVICE}",
         "ha.zookeeper.quorum": _quorum(ports),
@@ -55,7 +54,6 @@ def core_site(ports: Ports) -> Properties:
 
 
 def hdfs_site(layout: ClusterLayout, spec: ClusterSpec, ports: Ports) -> Properties:
-    """Return additional properties of hdfs-site with two NameNodes."""
     service = NAME_SERVICE
     web = "https-address" if spec.https else "http-address"
     properties = {
@@ -106,7 +104,6 @@ done
 
 
 def yarn_site(spec: ClusterSpec, ports: Ports) -> Properties:
-    """Return additional properties of yarn-site with two ResourceManagers."""
     rm = "yarn.resourcemanager"
     web = "webapp.https.address" if spec.https else "webapp.address"
     uses = {

@@ -23,7 +23,6 @@ class ClusterState:
     """The state of the last start in a directory.
 
     Attributes:
-        spec: the requested configuration.
         gpus: "real", "simulated" or "none", and why.
         java: JAVA_HOME of the daemons and of clients.
         ports: port by the names of `ports.port_names`; kept after `down` for the next `up`.
@@ -41,7 +40,6 @@ class ClusterState:
 
     @property
     def filesystem(self) -> str:
-        """HDFS's URL."""
         if self.spec.namenode_ha:
             return f"hdfs://{NAME_SERVICE}"
         return f"hdfs://{self.spec.namenode_host}:{self.ports['namenode.rpc']}"
@@ -67,8 +65,7 @@ class ClusterState:
 def load(layout: ClusterLayout) -> ClusterState | None:
     """Return the state of a directory; None if no cluster was ever started in it.
 
-    Raises:
-        ClusterError: the file is not a state of hopsgpu.
+    Raise ClusterError if the file is not a state of hopsgpu.
     """
     try:
         content = json.loads(layout.state.read_text(encoding="utf-8"))

@@ -13,12 +13,7 @@ from hopsgpu.devcluster.state import ClusterState, load
 
 @dataclass(frozen=True)
 class DaemonStatus:
-    """The status of a daemon.
-
-    Attributes:
-        rpc: host:port of the daemon's own protocol.
-        web: URL of the HTTP interface, or "".
-    """
+    """The status of a daemon; `rpc` is host:port, and `web` the URL of its pages, or ""."""
 
     name: str
     pid: int
@@ -54,11 +49,7 @@ class ClusterStatus:
 
 
 def status(dir: str | Path | None = None) -> ClusterStatus:
-    """Return the status of a cluster, from its processes and its ResourceManager.
-
-    Args:
-        dir: the cluster's directory; None means `~/.hopsgpu/cluster`.
-    """
+    """Return the status of a cluster, from its processes and its ResourceManager."""
     layout = ClusterLayout.at(dir)
     state = load(layout)
     daemons = _daemons(layout, state) if state else ()

@@ -14,17 +14,13 @@ _MAX_REASON_LENGTH = 300
 
 
 class ContainerLogs:
-    """The logs of containers on nodes as the ResourceManager reports them."""
-
     def __init__(self, nodes: Iterable[Node], managers: NodeManagers) -> None:
         self._managers = managers
         self._addresses = {node.host: node.web for node in nodes if node.web}
 
     def reason(self, container: str, host: str) -> str:
-        """Return why a container ended.
-
-        Raises:
-            HopsGpuError: the log cannot be read (yet), or is empty.
+        """Return why a container ended; raise HopsGpuError if its log is empty or cannot be read
+        (yet).
         """
         if host not in self._addresses:
             raise HopsGpuError(f"the ResourceManager reports no NodeManager on {host}")

@@ -39,8 +39,7 @@ class Examination:
 
     Attributes:
         conf: Spark properties of the session, as for hopsgpu.session().
-        should_start_session: whether to start a Spark application.
-        seconds: seconds to wait for containers on the nodes.
+        seconds: longest wait for containers on the nodes.
     """
 
     conf: Mapping[str, str]

@@ -36,11 +36,7 @@ _WEB_SECONDS = (3.0, 5.0)
 
 
 def machine_facts(environ: Mapping[str, str], settings: Mapping[str, str]) -> DriverMachine:
-    """Return the Java, Python and Spark of a driver on this machine.
-
-    Args:
-        settings: Spark properties of the session.
-    """
+    """Return the Java, Python and Spark of a driver on this machine."""
     choice = java_of_spark(environ)
     if choice is None:
         version, at = None, "JAVA_HOME is not set and there is no java on the PATH"
@@ -110,11 +106,7 @@ def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
 
 
 def yarn_facts(setting: Setting) -> YarnFacts:
-    """Ask the ResourceManager.
-
-    Raises:
-        HopsGpuError: the ResourceManager does not answer, or rejects the requests.
-    """
+    """Ask the ResourceManager; raise HopsGpuError if it does not answer, or refuses."""
     manager = ResourceManager(web_addresses(setting))
     with manager.check_form():
         return _yarn(manager, setting)
@@ -156,7 +148,7 @@ def credentials(
         setting: returns a property of Hadoop's configuration, or None.
         spark: returns a property of the session, or None.
         managers: web addresses of the ResourceManagers.
-        environ: environment of this process; if there is a keytab, it is changed to name the
+        environ: this process's environment. If there is a keytab, `environ` is changed to name the
             tickets.
     """
     problem, user, ticket, keytab = "", "", None, ""

@@ -12,9 +12,9 @@ class LakeFacts:
     """The result of writing to the root of runs and models.
 
     Attributes:
-        root: URL of the directory.
+        root: its URL.
         problem: why it failed, or "".
-        seconds: seconds that it took; None if the lake did not answer in time.
+        seconds: duration; None if the lake did not answer in time.
     """
 
     root: str

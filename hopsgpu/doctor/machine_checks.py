@@ -54,7 +54,7 @@ class HadoopClient:
         problem: why the configuration cannot be read, or "".
         filesystem: `fs.defaultFS`, or None.
         managers: web addresses of the ResourceManagers.
-        types: `yarn.resource-types`; None if neither resource-types.xml nor yarn-site.xml has it.
+        types: `yarn.resource-types`; None if no file has it.
     """
 
     places: tuple[str, ...]
@@ -65,7 +65,6 @@ class HadoopClient:
 
 
 def check_java(machine: DriverMachine) -> Check:
-    """Check whether the Spark here runs on the Java here."""
     spark = machine.spark or _NEWEST
     accepted = java_versions(spark)
     fix = f"set JAVA_HOME to a JDK {either(accepted)}, the versions that Spark {spark} runs on"
@@ -114,7 +113,6 @@ def check_python(machine: DriverMachine) -> Check:
 
 
 def check_hadoop_conf(client: HadoopClient) -> Check:
-    """Check whether the Hadoop configuration says where HDFS and YARN are."""
     if not client.places:
         seen = f"HADOOP_CONF_DIR is not set, so no cluster was checked: {_CONF_DIR}"
         return wrong("hadoop conf", seen, _CONF_DIR)

@@ -44,8 +44,7 @@ def check_nodes(
         failed: by host, why a container failed there.
         skipped: by host, why no container was requested.
         problem: the error that ended the gang, or "".
-        python: version of the driver's Python.
-        spark: version of the driver's Spark.
+        python, spark: versions of the driver's Python and Spark.
         totals: GPUs that YARN has, by host.
     """
     checks = [check_discovery(facts, failed, skipped)]
@@ -71,7 +70,6 @@ def check_nodes(
 def check_discovery(
     facts: Sequence[NodeFacts], failed: Mapping[str, str], skipped: Mapping[str, str]
 ) -> Check:
-    """Check whether the discovery script assigns GPUs on each node."""
     name = NAMES[0]
     nothing = {n.host: "the discovery script left no list of GPUs" for n in facts if not n.gpus}
     unhealthy = [
@@ -132,7 +130,6 @@ def check_executor_java(facts: Sequence[NodeFacts]) -> Check:
 
 
 def check_executor_spark(facts: Sequence[NodeFacts], driver: str) -> Check:
-    """Check whether the executors' Spark is the driver's."""
     name = NAMES[3]
     other = [node for node in facts if node.spark not in ("", driver)]
     if other:

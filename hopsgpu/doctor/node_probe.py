@@ -27,11 +27,7 @@ _JAX = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework in the executors' Python.
-
-    Attributes:
-        cuda: version of the CUDA that it was built with, such as "12.4"; "" without CUDA.
-    """
+    """A framework in the executors' Python; `cuda` is such as "12.4", or "" without CUDA."""
 
     name: str
     version: str
@@ -40,11 +36,7 @@ class Framework:
 
 @dataclass(frozen=True)
 class LeaseDirectory:
-    """The directory in which the node's GPUs are leased.
-
-    Attributes:
-        problem: why it cannot serve all users of the node, or "".
-    """
+    """The node's directory of GPU leases, and why it cannot serve all users, or ""."""
 
     path: str
     problem: str
@@ -52,18 +44,14 @@ class LeaseDirectory:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """Facts of a node, seen from a container on it.
+    """Facts of a node, seen from a container on it. A version is "" if it is unknown.
 
     Attributes:
-        python: version of the executors' Python.
-        executable: path of the executors' Python.
-        java: version of the executors' Java, or "".
-        spark: version of the executors' Spark, or "".
+        python, executable: version and path of the executors' Python.
         gpus: GPUs of this container.
         visible: how many GPUs the container sees; None if unknown.
         is_isolated: whether the discovery script found the container isolated.
-        frameworks: frameworks of the executors' Python.
-        nvml: version of nvidia-ml-py there, or "".
+        nvml: version of nvidia-ml-py.
     """
 
     host: str
@@ -121,12 +109,6 @@ def _leases() -> LeaseDirectory:
 
 
 def spark_version(class_path: str, container: Path) -> str:
-    """Return the version of the Spark on an executor's class path; "" if the path does not show it.
-
-    Args:
-        class_path: the container's class path, with {{PWD}} for the container's directory.
-        container: the container's directory.
-    """
     for entry in class_path.replace("{{PWD}}", str(container)).split(os.pathsep):
         if entry.endswith("/*") and (version := jar_version(Path(entry[:-2]))):
             return version

@@ -42,9 +42,8 @@ class ProbeResult:
     Attributes:
         failed: by host, why no container stayed there.
         skipped: by host, why no container was granted there.
-        uninspected: by host, why it was not inspected; another gang, without the hosts above, may
-            inspect it.
-        seconds: seconds until all containers were granted; 0 if they were not.
+        uninspected: by host, why another gang, without the hosts above, may still inspect it.
+        seconds: time until all containers were granted; 0 if they were not.
     """
 
     facts: tuple[NodeFacts, ...] = ()
@@ -56,11 +55,7 @@ class ProbeResult:
 
 
 def try_nodes(hosts: Sequence[str], logs: ContainerLogs, seconds: float) -> ProbeResult:
-    """Inspect nodes from containers on them.
-
-    Args:
-        seconds: longest wait for the containers.
-    """
+    """Inspect nodes from containers on them; wait at most `seconds` for the containers."""
     try:
         application = _application()
         workers = _max_containers(len(hosts), application)
@@ -106,8 +101,7 @@ def _application() -> Application:
 def _max_containers(nodes: int, application: Application) -> int:
     """Return on how many nodes the queue and the user limit allow a container at once.
 
-    Raises:
-        CapacityError: not even one container is allowed.
+    Raise CapacityError if they do not allow one.
     """
     shape = plan(inspect_node, workers=1, placement="spread", **_SHAPE).shape
     return largest_gang(nodes, shape, application)
@@ -138,9 +132,8 @@ def _ended(run: Run) -> Iterator[None]:
         run.cancel()
         run.wait(_ENDING_SECONDS)
         with contextlib.suppress(HopsGpuError):  # the check of the lake reports it
-            (
-                LakePath(application_of(None).root, should_fail_fast=True) / "runs" / run.run_id
-            ).remove()
+            root = LakePath(application_of(None).root, should_fail_fast=True)
+            (root / "runs" / run.run_id).remove()
 
 
 class _GangWatch:
@@ -157,7 +150,6 @@ class _GangWatch:
 
     @property
     def is_decided(self) -> bool:
-        """Whether the outcome on each node is known, and some nodes failed."""
         return bool(self.failed) and self._hosts <= self.started_hosts | self.failed.keys()
 
     def failure_result(self, error: Exception) -> ProbeResult:
@@ -171,8 +163,7 @@ class _GangWatch:
         missing = f"no container started there in time: {why}" if is_late else why
         uninspected = [host for host in hosts if is_late and host in self.started_hosts]
         if self.failed and not uninspected:
-            # Containers that failed repeatedly may have ended the application, or prevented others
-            # from starting.
+            # Repeated failures may have ended the application, or kept others from starting.
             uninspected = hosts
         others_missing = f"its container started, but others did not: {why}"
         return ProbeResult(
@@ -187,8 +178,7 @@ class _GangWatch:
     def record(self, status: RunStatus, ended: Mapping[str, str]) -> None:
         """Record which containers started, what the gang waits for, and why containers ended.
 
-        Args:
-            ended: containers that ended before their executors were ready, with their hosts.
+        `ended` has containers that ended before their executors were ready, with their hosts.
         """
         if status.state != "waiting":
             return

@@ -26,11 +26,8 @@ _MASTER = (
 
 
 class NoSessionError(HopsGpuError):
-    """The application did not start; the message is YARN's or Spark's.
-
-    Attributes:
-        log: log of Spark's JVM.
-        fix: what to do.
+    """The application did not start; the message is YARN's or Spark's, and `log` that of Spark's
+    JVM.
     """
 
     def __init__(self, message: str, log: Path, fix: str = "fix what the message says") -> None:
@@ -43,12 +40,8 @@ class NoSessionError(HopsGpuError):
 def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -> Iterator[Any]:
     """Provide a SparkSession, and stop it on exit.
 
-    Args:
-        manager: the ResourceManager, which knows why the application waits.
-        seconds: longest time for the start.
-
     Raises:
-        NoSessionError: the session did not start.
+        NoSessionError: the session did not start in `seconds`.
     """
     tag = f"{_NAME}-{secrets.token_hex(4)}"
     tags = ",".join(filter(None, (conf.get("spark.yarn.tags"), tag)))

@@ -16,14 +16,7 @@ class CheckState(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check.
-
-    Attributes:
-        state: whether the result is fine, wrong, or unknown.
-        seen: the facts, or why they are unknown, in one line.
-        fix: advice; "" for none.
-        details: more lines, for example one per node.
-    """
+    """The result of a check: what was seen, in one line, how to fix it, and more lines."""
 
     name: str
     state: CheckState
@@ -39,17 +32,14 @@ class Check:
 
 
 def ok(name: str, seen: str, details: Iterable[str] = ()) -> Check:
-    """Return a check that found no problem."""
     return Check(name, CheckState.OK, seen, "", tuple(details))
 
 
 def wrong(name: str, seen: str, fix: str, details: Iterable[str] = ()) -> Check:
-    """Return a check that found a problem."""
     return Check(name, CheckState.WRONG, seen, fix, tuple(details))
 
 
 def unknown(name: str, why: str, fix: str = "", details: Iterable[str] = ()) -> Check:
-    """Return a check that could not be made, and why."""
     return Check(name, CheckState.UNKNOWN, why, fix, tuple(details))
 
 

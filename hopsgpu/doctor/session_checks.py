@@ -31,7 +31,6 @@ class Sessions:
 
     Args:
         yarn: state of YARN before the first application.
-        setting: returns a property of Hadoop's configuration, or None.
         label: label of the nodes for the executors, "" for nodes without a label.
         seconds: longest wait for containers on the nodes.
     """

@@ -15,24 +15,13 @@ _EXECUTORS_GPUS = "spark.executor.resource.gpu.amount"
 
 
 def session_settings(defaults: Mapping[str, str], conf: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of hopsgpu.session(conf=conf) in a plain script.
-
-    Args:
-        defaults: the properties of spark-defaults.conf.
-        conf: the user's own properties.
-    """
+    """Return the properties of hopsgpu.session(conf=conf) in a plain script."""
     shipped = {ARCHIVES: f"#{ALIAS}"}
     return {**defaults, "spark.master": "yarn", **SESSION_DEFAULTS, **conf, **shipped}
 
 
 def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: int) -> Check:
-    """Check whether a session can hold gangs, with one executor on each node.
-
-    Args:
-        defaults: the properties of spark-defaults.conf.
-        conf: the user's own properties.
-        nodes: number of nodes with GPUs.
-    """
+    """Check whether a session can hold gangs with one executor on each of `nodes` nodes."""
     name, settings = "settings", session_settings(defaults, conf)
     try:
         check_session(settings)

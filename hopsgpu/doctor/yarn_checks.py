@@ -30,10 +30,9 @@ class YarnFacts:
 
     Attributes:
         address: addresses of the ResourceManagers' web pages.
-        scheduler: type of the scheduler, such as "capacityScheduler".
+        scheduler: its type, such as "capacityScheduler".
         policy: policy of the FairScheduler's root queue, such as "drf"; "" for other schedulers.
         has_gpu_type: whether the ResourceManager counts GPUs.
-        nodes: all nodes, with their free resources.
     """
 
     address: str
@@ -47,7 +46,6 @@ class YarnFacts:
 
 
 def check_manager(yarn: YarnFacts) -> Check:
-    """Report that the ResourceManager answers."""
     return ok("yarn", f"Hadoop {yarn.version} at {yarn.address}, {yarn.scheduler}")
 
 
@@ -79,7 +77,6 @@ def check_calculator(yarn: YarnFacts) -> Check:
 
 
 def check_gpus(yarn: YarnFacts) -> Check:
-    """Check whether YARN has GPUs on running nodes."""
     name, gpu_nodes = "gpus", yarn.gpus.nodes
     running = [node for node in gpu_nodes if node.state == "RUNNING"]
     if not gpu_nodes:
@@ -152,9 +149,7 @@ def check_submission(yarn: YarnFacts, name: str) -> Check:
 def nodes_to_inspect(yarn: YarnFacts, label: str) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return nodes with GPUs that have room for a container now, and why other nodes have none.
 
-    Args:
-        yarn: state of YARN.
-        label: label of the nodes for the session's executors, "" for nodes without a label.
+    The label is that of the nodes for the session's executors, "" for nodes without a label.
     """
     free, why = [], {}
     sizes = {node.host: node for node in yarn.nodes if node.state == "RUNNING"}
@@ -168,16 +163,13 @@ def nodes_to_inspect(yarn: YarnFacts, label: str) -> tuple[tuple[str, ...], dict
                 " (--conf spark.yarn.executor.nodeLabelExpression)"
             )
         elif not gpus.free:
-            why[gpus.host] = f"{_gpus_in_use_text(gpus.total)} in use{_users_text(yarn.gpus, gpus)}"
+            its = "its GPU is" if gpus.total == 1 else f"its {gpus.total} GPUs are"
+            why[gpus.host] = f"{its} in use{_users_text(yarn.gpus, gpus)}"
         elif not (node.total - node.used).capacity_for(CONTAINER):
             why[gpus.host] = f"it has {node.total - node.used} free, and {CONTAINER} are needed"
         else:
             free.append(gpus.host)
     return tuple(free), why
-
-
-def _gpus_in_use_text(gpus: int) -> str:
-    return "its GPU is" if gpus == 1 else f"its {gpus} GPUs are"
 
 
 def _users_text(gpus: ClusterGpus, node: GpuNode) -> str:

@@ -19,7 +19,6 @@ class ContainerGpu:
     Attributes:
         address: the UUID.
         state: "healthy", "watch" or "bad".
-        reason: why the GPU is not healthy.
     """
 
     address: str
@@ -36,12 +35,7 @@ class ContainerGpu:
 
 @dataclass(frozen=True)
 class ContainerGpus:
-    """The GPUs that the discovery script gave out.
-
-    Attributes:
-        gpus: the GPUs, in the order of the addresses that Spark has.
-        is_isolated: whether the script found the container isolated.
-    """
+    """The GPUs that the discovery script gave out, in the order of the addresses that Spark has."""
 
     gpus: tuple[ContainerGpu, ...] = ()
     is_isolated: bool = False
@@ -66,7 +60,6 @@ def read_container_gpus(container: Path = Path()) -> ContainerGpus:
 
 
 def log_container_gpus(container: ContainerGpus) -> None:
-    """Log which GPUs the discovery script chose, and its verdict on the health of each."""
     for gpu in container.gpus:
         reason = f": {gpu.reason}" if gpu.reason else ""
         log.info(

@@ -16,40 +16,29 @@ from hopsgpu.gpu.node.nvml import as_text
 
 @dataclass(frozen=True)
 class GpuEvent:
-    """An event of a GPU.
-
-    Attributes:
-        state: state of the GPU after the event, one of `hopsgpu.gpu.node.health.STATES`.
-        reason: the event in words.
-    """
+    """An event of a GPU; `state` is one of `hopsgpu.gpu.node.health.STATES` after the event."""
 
     gpu: str
     state: str
     reason: str
 
     def fields(self) -> dict[str, str]:
-        """Return the fields of a message."""
         return asdict(self)
 
     @property
     def is_fatal(self) -> bool:
-        """Whether the GPU can no longer be used."""
         return self.state == BAD
 
 
 def failure_event(gpu: str, problem: str) -> GpuEvent:
-    """Return the event of a GPU that NVML reports as lost, or as to be reset.
-
-    Args:
-        problem: the problem, in NVML's words.
-    """
+    """Return the event of a GPU that NVML reports, in words, as lost or as to be reset."""
     advice = "nvidia-smi --gpu-reset, or reboot the node if it is lost"
     return GpuEvent(gpu, BAD, f"the driver can no longer use it ({problem}): {advice}")
 
 
 @contextlib.contextmanager
 def xid_events(nvml: Any, handles: Mapping[str, Any]) -> Iterator[Callable[[], list[GpuEvent]]]:
-    """Yield a function that returns the XID events since its last call, while inside the context.
+    """Yield a function that returns the XID events since its last call.
 
     GPUs whose driver reports no events (vGPU, WSL) have none. An event of a GPU that is used as
     MIG devices counts for each of these devices.

@@ -26,10 +26,9 @@ _JOIN_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Observations:
-    """Events and problems of GPUs; the lists grow while the GPUs are sampled.
+    """Events and problems of GPUs; they grow while the GPUs are sampled.
 
     Attributes:
-        events: events of the GPUs.
         problems: why a GPU is not watched, or not for all events, by its UUID.
     """
 
@@ -53,10 +52,10 @@ async def sampling(
 
     Args:
         gpus: UUIDs of the GPUs; if there are none, no thread is started.
-        report: called with each sample, in a thread; never after the context. If the function
+        report: called in a thread with each sample, but not after the context. If the function
             raises OSError, the sampling ends.
         nvml: the module pynvml; None imports it if it is installed.
-        seconds: seconds between two samples of a GPU.
+        seconds: interval of a GPU's samples.
         on_gpu_failure: called in a thread when a GPU can no longer be used.
     """
     if not gpus:
@@ -97,7 +96,7 @@ class _Sampler:
             self._stopped.set()
 
     def run(self) -> None:
-        """Sample the GPUs until `stop`: the thread's body."""
+        """Run in the thread until `stop`."""
         try:
             self._run()
         except OSError as error:
@@ -188,8 +187,7 @@ def _handle(nvml: Any, uuid: str) -> Any:
     """Return NVML's handle of a GPU.
 
     Raises:
-        NVMLError: NVML does not know the GPU; or the GPU, which is not a MIG device, cannot be
-            used.
+        NVMLError: NVML does not know the GPU; or the GPU is no MIG device and cannot be used.
     """
     try:
         return nvml.nvmlDeviceGetHandleByUUID(uuid)

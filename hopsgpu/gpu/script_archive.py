@@ -35,7 +35,6 @@ def script_for(amount: int) -> str:
 
 
 def marker_script(resource: str) -> str:
-    """Return the path, in the container, of the script that reports a marker resource to Spark."""
     return f"./{ALIAS}/{_marker_file(resource)}"
 
 
@@ -53,11 +52,9 @@ def node_modules(*without: str) -> Iterator[tuple[str, str]]:
 
 
 def pack_scripts(target: Path, markers: Iterable[str] = ()) -> Path:
-    """Write the archive that YARN unpacks as `ALIAS`: a script per amount, and their modules.
+    """Write the archive that YARN unpacks as `ALIAS`: scripts for amounts and markers, and modules.
 
-    Args:
-        target: the file to write.
-        markers: YARN resources that mark nodes; the archive has a script for each.
+    A marker is a YARN resource that marks nodes.
     """
     with tarfile.open(target, "w:gz") as archive:
         for amount in range(1, MAX_GPUS + 1):
@@ -81,8 +78,7 @@ def _add(archive: tarfile.TarFile, name: str, text: str, mode: int) -> None:
 def pack_health_check(target: Path) -> Path:
     """Write the NodeManagers' health check as one file, for an administrator to copy.
 
-    The file is a zip archive that Python runs (PEP 441). The content is not compressed, so that an
-    administrator can read it with a pager.
+    The file is a zip archive that Python runs (PEP 441), uncompressed so that a pager can show it.
     """
     modules = node_modules("discovery_script", "leases", "lease_keeper")
     with target.open("wb") as file:

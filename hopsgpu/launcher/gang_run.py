@@ -322,7 +322,7 @@ class GangRun(RunBody[GangResult]):
         failure = self._result.failure
         if failure is not None and error is failure.error:
             return failure.reason
-        return reason_of_error(error, publishing=self._is_publishing)
+        return reason_of_error(error, is_publishing=self._is_publishing)
 
     def result_of_failure(self, error: HopsGpuError) -> GangResult:
         if isinstance(error, StoreError):

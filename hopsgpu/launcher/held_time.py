@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from hopsgpu.artifacts.run_uses import UsageFiles
 from hopsgpu.backends.gang_application import GangApplication
-from hopsgpu.core.gpu_use import UsePoint, extended
+from hopsgpu.core.gpu_use import UsePoint, add_point
 from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.core.usage_report import HELD, RunUse
@@ -75,7 +75,7 @@ class HeldTime:
 
     def _note(self) -> None:
         now = self._clock()
-        self._points = extended(self._points, GpuSeconds(self._held), self._waited, now)
+        self._points = add_point(self._points, GpuSeconds(self._held), self._waited, now)
         if now - self._written_at >= _WRITE_SECONDS:
             self.write()
 

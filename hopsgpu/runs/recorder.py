@@ -13,7 +13,7 @@ from typing import Protocol
 from hopsgpu.artifacts.runs import CANCEL
 from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.gpu_use import Points, UsePoint, extended
+from hopsgpu.core.gpu_use import Points, UsePoint, add_point
 from hopsgpu.core.run_record import EnvironmentRecord, RankRecord, RunRecord
 from hopsgpu.core.spec import redact
 from hopsgpu.core.waits import Wait, add_wait
@@ -122,7 +122,7 @@ class Recording:
         result, now = board.result(), self._clock()
         needed = board.min_executors(plan) * plan.shape.gpus
         points = self._use or (UsePoint(result.timeline.requested or now),)
-        self._use = extended(points, result.gpu_seconds, board.seconds_waited * needed, now)
+        self._use = add_point(points, result.gpu_seconds, board.seconds_waited * needed, now)
         is_over = GangState(state).is_terminal
         waiting_for = "" if is_over else board.status().waiting_for
         self._waits = add_wait(self._waits, waiting_for, now)
@@ -141,7 +141,7 @@ class Recording:
             updated=now,
             timeline=result.timeline,
             gpu_seconds=result.gpu_seconds,
-            use=tuple(point.rounded() for point in self._use),
+            use=tuple(point.round_values() for point in self._use),
             model=None if result.model is None else result.model.url,
             data=details.data,
             spec=replace(plan.spec, env_vars=redact(plan.spec.env_vars)),

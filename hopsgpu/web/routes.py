@@ -27,7 +27,7 @@ from hopsgpu.artifacts.run_logs import RankLog
 from hopsgpu.artifacts.runs import run_name
 from hopsgpu.core import formats
 from hopsgpu.core.run_record import OTHER_SCHEMA, SearchRecord
-from hopsgpu.core.usage_report import DAY, GROUPINGS, USER, moment_of, summed_up
+from hopsgpu.core.usage_report import DAY, GROUPINGS, USER, moment_of, sum_usage
 from hopsgpu.core.version import __version__
 from hopsgpu.display import phrases
 from hopsgpu.display.charts import SHARES, lines_image
@@ -385,8 +385,8 @@ class Pages:
             runs, odd = uses.value.runs, uses.value.problems
 
             def sum_up() -> UsageView:
-                usage = summed_up(runs, by, began, now, odd)
-                return usage_view(usage, summed_up(runs, DAY, began, now), roots.problems)
+                usage = sum_usage(runs, by, began, now, odd)
+                return usage_view(usage, sum_usage(runs, DAY, began, now), roots.problems)
 
             # Thousands of runs would keep other pages waiting.
             view = await asyncio.to_thread(sum_up)

@@ -22,12 +22,11 @@ from hopsgpu.gpu.node.devices import (
 
 
 def read(environ: Mapping[str, str], seconds: float, should_ask_nvml: bool) -> Listing:
-    """Return the node's GPUs.
+    """Return the node's GPUs, from NVML or else from nvidia-smi.
 
     Args:
         environ: may name the nvidia-smi to use.
         seconds: time limit for everything; only the calls of nvidia-smi are stopped after it.
-        should_ask_nvml: whether to ask NVML first, if Python has `pynvml`.
 
     Raises:
         NoDriverError: there is neither NVML nor nvidia-smi.
@@ -59,8 +58,7 @@ def read(environ: Mapping[str, str], seconds: float, should_ask_nvml: bool) -> L
 def main() -> None:
     """Print the listing, or why there is none.
 
-    The program's arguments are the directory or archive of the package, the seconds, and
-    optionally NO_NVML.
+    The arguments are the directory or archive of the package, the seconds, and optionally NO_NVML.
     """
     seconds = float(sys.argv[2])
     try:

@@ -51,10 +51,8 @@ class GpuDevice(NamedTuple):
     Attributes:
         address: UUID, in the form that CUDA_VISIBLE_DEVICES takes; "PCI-" and the bus id for a GPU
             that reports no UUID.
-        name: name of the product; "" if it is unknown.
+        name: the product; "" if it is unknown.
         memory_mib: memory in MiB; 0 if it is unknown.
-        driver: version of the driver.
-        readings: readings of its health.
         processes: processes that compute on it, as far as they are visible from here.
     """
 
@@ -100,18 +98,14 @@ class Listing(NamedTuple):
 
 
 def list_devices(seconds: float = ANSWER_SECONDS) -> Listing:
-    """Return the GPUs of this node.
+    """Return the GPUs of this node, within a time limit.
 
     If the driver hangs or fails, all GPUs that the kernel lists are returned as bad ones.
 
-    Args:
-        seconds: longest wait for the driver, in all.
-
     Raises:
         NoDriverError: there is neither NVML nor nvidia-smi.
-        HungDriverError: the driver hangs, and the kernel lists no GPUs.
-        DriverError: the driver failed or its answer is unintelligible, and the kernel lists no
-            GPUs.
+        DriverError: the driver hangs (HungDriverError) or fails, or its answer is unintelligible,
+            and the kernel lists no GPUs.
     """
     try:
         return ask_driver(seconds)
@@ -129,12 +123,9 @@ def ask_driver(seconds: float = ANSWER_SECONDS) -> Listing:
 
     If NVML fails, nvidia-smi is asked too.
 
-    Args:
-        seconds: longest wait for the driver, in all.
-
     Raises:
         NoDriverError: there is neither NVML nor nvidia-smi.
-        HungDriverError: the driver did not answer in time.
+        HungDriverError: the driver did not answer in `seconds`.
         DriverError: the driver failed, or its answer is unintelligible.
     """
     deadline = time.monotonic() + seconds
@@ -147,22 +138,18 @@ def ask_driver(seconds: float = ANSWER_SECONDS) -> Listing:
             why = f"listing the GPUs failed with exit code {code}: {_last_line(err)}"
             continue
         try:
-            return _decode(json.loads(_answer_in(out)))
+            # An imported module may print other lines.
+            answers = [line for line in out.splitlines() if line.startswith("{")]
+            return _decode(json.loads("".join(answers[-1:])))
         except (ValueError, KeyError, TypeError):
             why = f"the list of the GPUs cannot be parsed: {_last_line(out)[:_MAX_QUOTED]}"
     raise DriverError(why)
 
 
-def _answer_in(out: str) -> str:
-    """Return the line with the answer; an imported module may print other lines."""
-    return _last_line("\n".join(line for line in out.splitlines() if line.startswith("{")))
-
-
 def _reading_program(seconds: float) -> List[str]:
-    """Return the command that asks the driver in a process of its own.
+    """Return the command that asks the driver in a process of its own, which can be abandoned.
 
-    A process cannot abandon its own call into a driver that hangs. The program is found where this
-    module is, possibly in an archive.
+    The program is found where this module is, possibly in an archive.
     """
     root = Path(__file__).resolve().parents[3]
     program = (
@@ -246,18 +233,14 @@ def bus_id(text: str) -> str:
 
 
 def run_bounded(command: Sequence[str], seconds: float) -> Tuple[int, str, str]:
-    """Run a command that asks the driver, and abandon the command if it hangs.
-
-    Returns:
-        The exit code, stdout and stderr.
+    """Run a command that asks the driver; return its exit code, stdout and stderr.
 
     Raises:
-        HungDriverError: the command takes longer than `seconds`.
+        HungDriverError: the command takes longer than `seconds`, and was abandoned.
         OSError: the command cannot be started.
     """
-    # A process group of its own: it is killed with its children. YARN must be able to remove the
-    # container's directory, so the command runs in another one. Spark waits for the end of our
-    # stdout, so the command does not inherit it.
+    # In a process group of its own, to be killed with its children. In another directory, because
+    # YARN must be able to remove the container's. Without our stdout, whose end Spark waits for.
     process = subprocess.Popen(
         command,
         cwd="/",
@@ -281,11 +264,7 @@ def run_bounded(command: Sequence[str], seconds: float) -> Tuple[int, str, str]:
                 f"the driver hangs: no answer in {max(round(seconds, 1), 0):g} s"
             ) from None
         raise
-    return process.returncode, _text(out), _text(err)
-
-
-def _text(output: bytes) -> str:
-    return output.decode("utf-8", "replace")
+    return process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
 
 def _last_line(text: str) -> str:

@@ -93,7 +93,6 @@ def choose_gpus(
 
     Args:
         leased: addresses that this process has leased already.
-        busy: addresses of GPUs that were found in use.
         should_take_bad: whether to take a bad GPU while another executor has a better one.
     """
     free = sorted(
@@ -130,16 +129,11 @@ def acquire_gpus(
 
     If there are too few, GPUs that others compute on are given out as bad ones.
 
-    Args:
-        list_gpus: lists the node's GPUs.
-        environ: may name the directory of the leases.
-
     Returns:
         Exactly `amount` GPUs, the healthy ones first, and whether the container is isolated.
 
     Raises:
         DiscoveryFailure: there are too few GPUs; the message says which there are and who has them.
-        DriverError: `list_gpus` raises it.
     """
     began = time.monotonic()
     listing = list_gpus()
@@ -151,8 +145,7 @@ def acquire_gpus(
         _take(leases, choose_gpus(listing.devices, leases.addresses, busy, should_take_bad), amount)
         is_hopeless = len(listing.devices) - len(busy) - len(leases.refused) < amount
         if is_hopeless or time.monotonic() - began >= limits.leased:
-            # Take the busy GPUs as bad ones: YARN counts them too, so the successor of an executor
-            # that fails would get them again.
+            # Take the busy GPUs as bad ones: an executor's successor would get them again.
             _take(leases, busy, amount)
             if len(leases.addresses) < amount:
                 raise DiscoveryFailure(_shortage(amount, listing, leases, busy, environ))
@@ -184,11 +177,10 @@ class _WaitLog:
         self._written: Set[str] = set()
 
     def log_once(self, key: str, reason: Callable[[], str]) -> None:
-        """Write the reason of a wait, unless one was written for the key before."""
+        """Log the reason of a wait, unless one was logged for the key before."""
         if key not in self._written:
             self._written.add(key)
-            # In an isolated container, the lease directory that the environment names may be
-            # unusable.
+            # In an isolated container, the lease directory of the environment may be unusable.
             with contextlib.suppress(LeaseError, OSError):
                 _log(f"waits: {reason()}")
 
@@ -212,7 +204,6 @@ def _with_use(device: GpuDevice, busy: Collection[str]) -> GpuDevice:
 
 
 def describe_processes(processes: Sequence[GpuProcess]) -> str:
-    """Return processes with their users, for people."""
     names = [
         f"{process.pid}"
         f" ({', '.join(filter(None, (process.name, _user_of(process.pid)))) or 'unknown'})"
@@ -266,7 +257,7 @@ def find_executor(ancestors_of_script: Sequence[Ancestor]) -> int:
     a shell between the executor and this script, which ends with this script.
 
     Args:
-        ancestors_of_script: ancestors of the script, the nearest first; at least one.
+        ancestors_of_script: at least one, the nearest first.
     """
     java = [process for process in ancestors_of_script if _JAVA in process.names]
     # No Java process is visible, or the script was run by hand.
@@ -289,11 +280,7 @@ def _watch_executor() -> Iterator[WatchedProcess]:
 
 
 def write_container_gpus(devices: Iterable[GpuDevice], is_isolated: bool) -> None:
-    """Describe the GPUs in a file of the container's directory, for the agent.
-
-    Raises:
-        DiscoveryFailure: the file cannot be written.
-    """
+    """Describe the GPUs in a file of the container's directory, for the agent."""
     fields = {"gpus": [device.as_json() for device in devices], "isolated": is_isolated}
     try:
         new = Path(f"{CONTAINER_GPUS}.new")
@@ -332,14 +319,7 @@ def _discover(amount: int, limits: WaitLimits) -> None:
 
 
 def main(amount: int, limits: WaitLimits = DEFAULT_LIMITS) -> int:
-    """Give out GPUs, or write to stderr why not.
-
-    Args:
-        limits: longest waits for better GPUs.
-
-    Returns:
-        The exit code.
-    """
+    """Give out GPUs, or write to stderr why not; return the exit code."""
     try:
         _discover(amount, limits)
     except (DiscoveryFailure, DriverError, LeaseError, OSError) as error:

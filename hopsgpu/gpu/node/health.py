@@ -35,11 +35,8 @@ _MANY_RETIRED_PAGES = 60
 
 
 class HealthVerdict(NamedTuple):
-    """The verdict on a GPU's health.
-
-    Attributes:
-        state: HEALTHY, WATCH or BAD.
-        reason: the reason, with the numbers; "" if there is none.
+    """The verdict on a GPU's health: HEALTHY, WATCH or BAD, and the reasons with their numbers, or
+    "".
     """
 
     state: str
@@ -87,13 +84,11 @@ class Readings(NamedTuple):
 
 
 def judge_readings(readings: Readings) -> HealthVerdict:
-    """Return the verdict on a GPU; readings that were not reported have no effect.
+    """Return the worst state that the rules give, with the reasons of all rules, the worst first.
 
-    The sources are NVIDIA's: the NVML API reference, and the guides "GPU Memory Error
-    Management" (row remapping, recovery actions) and "Dynamic Page Retirement".
-
-    Returns:
-        The worst state that the rules give, with the reasons of all rules, the worst first.
+    Readings that were not reported have no effect. The sources are NVIDIA's: the NVML API
+    reference, and the guides "GPU Memory Error Management" (row remapping, recovery actions) and
+    "Dynamic Page Retirement".
     """
     if readings.problem:
         # The other readings of a GPU that does not answer cannot be trusted.
@@ -106,7 +101,6 @@ def judge_readings(readings: Readings) -> HealthVerdict:
 
 
 def _recovery(readings: Readings) -> Iterator[HealthVerdict]:
-    """Yield NVML's own verdict: nvmlDeviceGpuRecoveryAction_t."""
     action = readings.recovery_action
     if action is None or action == _NO_ACTION:
         return
@@ -119,11 +113,10 @@ def _errors(readings: Readings) -> Iterator[HealthVerdict]:
     """Yield the verdicts on uncorrectable ECC errors.
 
     The calls are nvmlDeviceGetTotalEccErrors and nvmlDeviceGetSramEccErrorStatus. Such an error
-    loses data, so the GPU is bad until a reset, which clears the volatile count. There is one
-    exception. If the driver knows recovery actions and requires none, "the GPU can be immediately
-    used again by starting a new GPU process" (GPU Memory Error Management, Error Recovery and
-    Response Flags). The aggregate count shows that the GPU has had errors, not that it has one
-    now. Above the SRAM threshold, NVIDIA takes the GPU back.
+    loses data, so the GPU is bad until a reset, which clears the volatile count. Exception: if the
+    driver knows recovery actions and requires none, "the GPU can be immediately used again by
+    starting a new GPU process" (GPU Memory Error Management, Error Recovery and Response Flags).
+    The aggregate count shows past errors. Above the SRAM threshold, NVIDIA takes the GPU back.
     """
     if readings.sram_threshold_exceeded:
         yield HealthVerdict(
@@ -198,7 +191,6 @@ class Xid(NamedTuple):
     Attributes:
         state: state of the GPU after the event; HEALTHY if the application causes the event.
         meaning: meaning in the words of NVIDIA's catalogue.
-        action: what to do.
     """
 
     state: str
@@ -244,11 +236,7 @@ XIDS: Mapping[int, Xid] = MappingProxyType(
 
 
 def judge_xid(number: int) -> HealthVerdict:
-    """Return the verdict on a GPU for which the driver has just reported an event.
-
-    Args:
-        number: number of the event; an event that is not in XIDS gives WATCH.
-    """
+    """Return the verdict on a GPU for which the driver has just reported this event."""
     unknown = Xid(WATCH, "unknown to hopsgpu", "see NVIDIA's Xid catalogue")
     state, meaning, action = XIDS.get(number, unknown)
     return HealthVerdict(state, f"XID {number}, {meaning}: {action}")

@@ -6,7 +6,7 @@ stdout begins with ERROR, YARN makes the node UNHEALTHY, and all its containers 
 without a GPU. Therefore the script prints ERROR only if no GPU of the node can be used, and no
 program can still be computing on a GPU.
 
-YARN ignores the output of a script that does not exit with 0. YARN makes the node UNHEALTHY if the
+YARN ignores the output of a script that does not exit with 0, and makes the node UNHEALTHY if the
 script takes longer than `yarn.nodemanager.health-checker.script.timeout-ms` (Hadoop's
 NodeHealthScriptRunner.reportHealthStatus). Therefore this script exits with 0, and stops waiting
 for the driver before that time.
@@ -41,7 +41,6 @@ _LAST_CHECK_SECONDS = 3600.0
 
 
 def hang_file() -> Path:
-    """Return the file in which this user's checks record a hang of the driver."""
     # Not tempfile, which fails without a usable directory: the check must report even then.
     return Path(os.environ.get("TMPDIR") or "/tmp") / f"hopsgpu-gpu-check-{os.geteuid()}-hang"
 
@@ -69,13 +68,7 @@ def _forget_hang(file: Path) -> None:
 
 
 def report(seconds: float, hang: Path, pci_devices: Path = PCI_DEVICES) -> List[str]:
-    """Return the lines to print about this node's GPUs.
-
-    Args:
-        seconds: longest wait for the driver.
-        hang: file in which a check records a hang for the next check.
-        pci_devices: the kernel's directory of PCI devices.
-    """
+    """Return the lines to print about this node's GPUs; wait at most `seconds` for the driver."""
     try:
         devices = ask_driver(seconds).devices
     except DriverError as error:

@@ -12,7 +12,6 @@ import signal
 import time
 from pathlib import Path
 from typing import (
-    BinaryIO,
     Callable,
     Collection,
     FrozenSet,
@@ -62,7 +61,7 @@ class WatchedProcess:
 
     @property
     def descriptors(self) -> List[int]:
-        """The descriptor by which the process is watched, if there is one."""
+        """The pidfd, if there is one."""
         return [] if self._pidfd is None else [self._pidfd]
 
     def has_ended(self) -> bool:
@@ -72,7 +71,7 @@ class WatchedProcess:
 
     def _has_ended(self) -> bool:
         if self._started is not None:
-            # The pid may belong to another process by now.
+            # The pid may have been reused.
             return _start_time(self.pid) != self._started
         try:
             os.kill(self.pid, 0)
@@ -146,11 +145,7 @@ def _start_time(pid: int) -> Optional[str]:
 
 
 class Ancestor(NamedTuple):
-    """An ancestor of this process.
-
-    Attributes:
-        names: names of the script and the program that it runs, as far as they are visible.
-    """
+    """An ancestor of this process, with the visible names of its script and program."""
 
     pid: int
     names: FrozenSet[str]
@@ -176,17 +171,16 @@ def ancestors() -> List[Ancestor]:
 
 
 @contextlib.contextmanager
-def start_keepers(leases: Leases, executor: WatchedProcess) -> Iterator[Callable[[], None]]:
+def start_keepers(leases: Leases, executor: WatchedProcess) -> Iterator[Callable[[], object]]:
     """Start two processes that hold the leases until the executor has ended.
 
-    Yield a function that makes the processes stay. If this function is not called, the processes
-    end with this context: a script that was killed leaves no processes behind.
+    Yield a function that makes the processes stay. Without its call, the processes end with this
+    context: a script that was killed leaves no processes behind.
 
     Raises:
         OSError: the processes cannot be started, or were killed.
     """
-    # Only the first keeper writes that both are ready; each keeper reads from `order` whether to
-    # stay.
+    # The first keeper writes when both are ready; each keeper reads from `order` whether to stay.
     is_ready, says_ready = os.pipe()
     order, orders = os.pipe()
     with os.fdopen(is_ready, "rb", 0) as ready, os.fdopen(orders, "wb", 0) as commands:
@@ -200,11 +194,7 @@ def start_keepers(leases: Leases, executor: WatchedProcess) -> Iterator[Callable
             os.close(order)
         if ready.read(1) != _READY:
             raise ChildProcessError("the process that keeps the leases was killed")
-        yield lambda: _send_order(commands)
-
-
-def _send_order(commands: BinaryIO) -> None:
-    commands.write(_GO + _GO)  # one byte for each keeper
+        yield lambda: commands.write(_GO + _GO)  # one byte for each keeper
 
 
 def _run_keeper(leases: Leases, executor: WatchedProcess, says_ready: int, order: int) -> None:
@@ -272,7 +262,7 @@ def _other_keeper() -> Optional[WatchedProcess]:
 
 
 def _close_all_but(descriptors: Collection[int]) -> None:
-    """Close all other descriptors, which are inherited from the executor."""
+    """Close the other descriptors, which were inherited from the executor."""
     with contextlib.suppress(OSError):  # without /proc the descriptors stay open
         for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
             if descriptor > 2 and descriptor not in descriptors:

@@ -2,10 +2,10 @@
 
 YARN grants a number of GPUs and no particular devices. Without container isolation, every container
 of a node sees all GPUs. Therefore a GPU is given out under an flock (flock(2)) on a file of its
-own. The kernel drops a lock when the last process that holds it ends, whatever ended that process.
-Pids play no part: no kill, crash, reboot, reused pid or hidden process table leaves a GPU locked.
-Containers in different PID namespaces exclude each other if they share the directory. Two processes
-hold each lock (`hopsgpu.gpu.node.lease_keeper`), so killing one of them frees no GPU in use.
+own. The kernel drops a lock when the last process that holds it ends, whatever ended that process:
+no kill, crash, reboot, reused pid or hidden process table leaves a GPU locked. Containers in
+different PID namespaces exclude each other if they share the directory. Two processes hold each
+lock (`hopsgpu.gpu.node.lease_keeper`), so killing one of them frees no GPU in use.
 
 A GPU and its MIG devices are never leased at the same time: a GPU in MIG mode has no address of its
 own.
@@ -41,7 +41,6 @@ class GpuLease(NamedTuple):
     """A lease as its file describes it, for people: all users of the node may write the file.
 
     Attributes:
-        is_held: whether a process holds the lease.
         owner: the last holder, as `owner` describes it.
     """
 
@@ -53,8 +52,8 @@ class GpuLease(NamedTuple):
 def lease_directory(environ: Mapping[str, str]) -> Path:
     """Return the node's directory of locks; create it for all users if it does not exist.
 
-    The administrator creates the directory, or the first process that needs it; so any user may own
-    it. The owner could remove locks that are in use; `Leases.refresh` restores them.
+    Any user may own the directory, because the first process that needs it creates it. The owner
+    could remove locks that are in use; `Leases.refresh` restores them.
 
     Raises:
         LeaseError: the path is not a directory, not all users may use it, or it is relative.
@@ -89,12 +88,9 @@ def _directory_path(environ: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def _open_directory(directory: Path) -> Iterator[int]:
-    """Open the directory, and yield its descriptor; refuse a link.
+    """Open the directory, and yield its descriptor; raise LeaseError if it is a link or a file.
 
     The directory's owner may replace the directory by a link at any time.
-
-    Raises:
-        LeaseError: the path is not a directory.
     """
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -149,7 +145,6 @@ class Leases:
 
     @property
     def descriptors(self) -> List[int]:
-        """The descriptors that hold the locks."""
         return list(self._descriptors.values())
 
     def take(self, address: str) -> bool:
@@ -158,8 +153,7 @@ class Leases:
         try:
             descriptor = try_lock(self._path(address))
         except (LeaseError, OSError) as error:
-            # A file that another user made unusable must not make the node's other GPUs
-            # unavailable.
+            # Another user may have made this file unusable: go on with the other GPUs.
             self.refused[address] = str(error)
             return False
         if descriptor is None:
@@ -197,12 +191,9 @@ class Leases:
 
 
 def file_name(address: str) -> str:
-    """Return the name of a GPU's file.
+    """Return the name of a GPU's file; raise LeaseError if the text is not the address of a GPU.
 
     Underscores replace slashes, which old drivers have in the UUIDs of MIG devices.
-
-    Raises:
-        LeaseError: the text is not the address of a GPU.
     """
     if not _NAME.fullmatch(address):
         raise LeaseError(f"{address!r} is not the address of a GPU")
@@ -210,11 +201,8 @@ def file_name(address: str) -> str:
 
 
 def owner(environ: Mapping[str, str], pid: int) -> Dict[str, str]:
-    """Return the fields that a lease's file has about its holder: pid, container, user, since
-    (UTC).
-
-    Args:
-        pid: pid of the executor.
+    """Return what a lease's file says about its holder, the executor with this pid; the time is
+    UTC.
     """
     try:
         user = getpass.getuser()
@@ -232,9 +220,6 @@ def read_leases(environ: Mapping[str, str]) -> List[GpuLease]:
     """Return the leases of this node; none if there is no directory of leases.
 
     Reading a lease holds its lock for a moment; a process that takes the lease then must retry.
-
-    Raises:
-        LeaseError: the directory is named by a relative path.
     """
     directory = _directory_path(environ)
     leases = []
@@ -312,10 +297,7 @@ def _create(path: Path) -> int:
 def _open(path: Path, flags: int) -> int:
     """Open a regular file that has no other name, and return its descriptor.
 
-    Another user may have hard-linked one of our files here.
-
-    Raises:
-        LeaseError: the path is not a regular file, or has several hard links.
+    Otherwise raise LeaseError: another user may have hard-linked one of our files here.
     """
     safely = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     with _open_directory(path.parent) as directory:

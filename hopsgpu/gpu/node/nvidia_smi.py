@@ -69,7 +69,6 @@ class Output(NamedTuple):
     """The output of `nvidia-smi -q -x`.
 
     Attributes:
-        driver: version of the driver.
         gpus: the GPUs that the output describes completely. Their attribute "id" is the bus id, or
             else the UUID, or else the index.
         cut: the ids of the GPUs that the output describes incompletely.
@@ -100,7 +99,7 @@ def find_nvidia_smi(environ: Mapping[str, str]) -> str:
     """Return the path of the node's nvidia-smi.
 
     Raises:
-        NoDriverError: there is no nvidia-smi.
+        NoDriverError: there is none.
         DriverError: the environment names one that cannot be run.
     """
     value = environ.get(VARIABLE)
@@ -117,10 +116,7 @@ def find_nvidia_smi(environ: Mapping[str, str]) -> str:
 
 
 def read(environ: Mapping[str, str], seconds: float) -> Listing:
-    """Return the node's GPUs.
-
-    Args:
-        seconds: time limit for all calls of nvidia-smi together.
+    """Return the node's GPUs; `seconds` bounds all calls of nvidia-smi together.
 
     Raises:
         NoDriverError: there is no nvidia-smi.
@@ -219,8 +215,8 @@ def read_output(out: str) -> Optional[Output]:
     """Return the parsed output of `nvidia-smi -q -x`; None if there is no document in it.
 
     The output is not well-formed XML if the name of a process, or garbage in a GPU's memory, has
-    XML's special characters. Therefore this function reads each GPU up to its processes, and then
-    the name of each process as it is.
+    XML's special characters. Therefore each GPU is read up to its processes, and the name of each
+    process as it is.
     """
     begin, end = out.find(_BEGIN), out.rfind(_END)
     if begin < 0:
@@ -327,11 +323,7 @@ def _id_of(gpu: ElementTree.Element, attributes: str, index: int) -> str:
 def _devices(
     gpu: ElementTree.Element, driver: str, slices: Mapping[str, Tuple[str, str]]
 ) -> List[GpuDevice]:
-    """Return a GPU, or its MIG devices.
-
-    Args:
-        slices: UUIDs and profiles of MIG devices: see `_parse_slices`.
-    """
+    """Return a GPU, or its MIG devices, whose UUIDs and profiles `_parse_slices` returned."""
     uuid, bus = _text(gpu, "uuid"), gpu.attrib["id"]
     readings = _readings(gpu)
     if not _UUID.fullmatch(uuid):

@@ -1,7 +1,7 @@
 """A node's GPUs as NVML reports them, through the module `pynvml` of nvidia-ml-py.
 
-The names and numbers are those of the NVML API reference. Old drivers and old versions of
-nvidia-ml-py lack some of the calls, and a GPU supports only some: the other values are None.
+The names and numbers are those of the NVML API reference. A value is None if the driver,
+nvidia-ml-py or the GPU does not support its call.
 """
 
 from typing import Any, List, Optional, Tuple
@@ -35,10 +35,7 @@ class _LostError(Exception):
 
 
 def read(nvml: Any) -> Listing:
-    """Return the node's GPUs.
-
-    Args:
-        nvml: the module pynvml.
+    """Return the node's GPUs, from the module pynvml.
 
     Raises:
         NoDriverError: the module is installed, but not the driver's library.
@@ -115,7 +112,6 @@ class _NvmlReader:
         )
 
     def _product(self, handle: Any, parent: Any) -> str:
-        """Return the product's name; that of a MIG device has "MIG" and, if known, the profile."""
         name = as_line(as_text(self._ask("nvmlDeviceGetName", handle) or ""))
         if handle is parent or "MIG" in name:
             return name
@@ -185,8 +181,7 @@ class _NvmlReader:
     def _ask(self, call: str, *arguments: Any, fatal: Tuple[int, ...] = FATAL) -> Any:
         """Return the result of a call, or None if this NVML, or this GPU, does not support it.
 
-        Raises:
-            _LostError: the GPU cannot be used.
+        Raise _LostError if the GPU cannot be used.
         """
         function = getattr(self._nvml, call, None)
         if function is None:

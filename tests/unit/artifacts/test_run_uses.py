@@ -20,7 +20,7 @@ from hopsgpu.artifacts.run_uses import (
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.core.gpu_use import GpuUse, UsePoint, use_between
 from hopsgpu.core.run_record import LARGEST_RECORD, RunRecord, parse
-from hopsgpu.core.usage_report import RunUse, summed_up
+from hopsgpu.core.usage_report import RunUse, sum_usage
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
 from tests.unit.records import put_run
@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_named_once(root: LakePath, tmp_path: Path) -> No
     assert len(found.problems) == 2
     assert any(text.startswith("odd: cannot read file://") for text in found.problems)
     assert any("fit-20261122-120000-cccccc/run.json is not a record" in t for t in found.problems)
-    assert summed_up(found.runs, "user", None, LATER).total.runs == 1
+    assert sum_usage(found.runs, "user", None, LATER).total.runs == 1
 
 
 def test_a_root_that_is_not_there_has_no_runs(root: LakePath) -> None:
@@ -122,7 +122,7 @@ def test_a_removed_run_is_kept(root: LakePath, tmp_path: Path) -> None:
     assert kept(root) == [RUN]
     # Both are there until the run is gone, and count once.
     both = read_uses([root], None, LATER).runs
-    assert len(both) == 2 and summed_up(both, "user", None, LATER).total.runs == 1
+    assert len(both) == 2 and sum_usage(both, "user", None, LATER).total.runs == 1
     RunStore(root.url).remove(RUN)
     assert read_uses([root], None, LATER).runs == before
 
@@ -137,7 +137,7 @@ def test_a_removal_that_was_killed_and_another_one_lose_nothing(
     (tmp_path / "runs" / RUN / "run.json").unlink()
     found = read_uses([root], None, LATER)
     assert found.problems == ()
-    usage = summed_up(found.runs, "user", None, LATER)
+    usage = sum_usage(found.runs, "user", None, LATER)
     assert (usage.total.runs, usage.total.gpu_hours_held) == (1, pytest.approx(50 / 3600))
 
 
@@ -182,7 +182,7 @@ def test_a_gang_whose_file_was_taken_goes_on(root: LakePath, tmp_path: Path) -> 
     later = RunUse("gang-1", "gang", "bob", "", "held", (UsePoint(1.0), UsePoint(9.0, 3600.0)))
     UsageFiles(root).write_held(later)
     assert len(kept(root)) == 2
-    usage = summed_up(read_uses([root], None, LATER).runs, "user", None, LATER)
+    usage = sum_usage(read_uses([root], None, LATER).runs, "user", None, LATER)
     assert usage.total.gpu_hours_held == 1.0
 
 

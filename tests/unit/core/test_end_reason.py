@@ -40,12 +40,12 @@ def test_the_type_of_an_error_is_a_reason(error: BaseException, reason: EndReaso
 
 @pytest.mark.parametrize("error", [StoreError("full", "quota"), OSError("odd")])
 def test_what_fails_while_a_model_is_published_is_its_publication(error: Exception) -> None:
-    assert reason_of_error(error, publishing=True) is EndReason.PUBLISH_FAILED
+    assert reason_of_error(error, is_publishing=True) is EndReason.PUBLISH_FAILED
 
 
 def test_a_run_that_is_interrupted_while_it_publishes_is_interrupted() -> None:
-    assert reason_of_error(KeyboardInterrupt(), publishing=True) is EndReason.INTERRUPTED
-    assert reason_of_error(Cancelled("enough"), publishing=True) is EndReason.CANCELLED
+    assert reason_of_error(KeyboardInterrupt(), is_publishing=True) is EndReason.INTERRUPTED
+    assert reason_of_error(Cancelled("enough"), is_publishing=True) is EndReason.CANCELLED
 
 
 def test_every_state_of_an_end_but_failed_is_a_reason() -> None:

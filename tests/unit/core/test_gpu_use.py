@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopsgpu.core.gpu_use import GpuUse, UsePoint, extended, use_between
+from hopsgpu.core.gpu_use import GpuUse, UsePoint, add_point, use_between
 from hopsgpu.core.run_values import GpuSeconds
 
 
@@ -13,7 +13,7 @@ def test_points_on_a_line_are_left_out() -> None:
     points: tuple[UsePoint, ...] = (UsePoint(0.0),)
     for time in range(10, 72_001, 10):
         held = 4.0 * time if time <= 36_000 else 4.0 * 36_000 + 1.0 * (time - 36_000)
-        points = extended(points, GpuSeconds(held), 0.0, float(time))
+        points = add_point(points, GpuSeconds(held), 0.0, float(time))
     assert [point.time for point in points] == [0.0, 36_000.0, 72_000.0]
     assert use_between(points, 35_000.0, 37_000.0) == GpuUse(4_000.0 + 1_000.0)
 
@@ -23,13 +23,13 @@ def test_a_run_that_changes_all_the_time_has_a_bounded_number_of_points() -> Non
     held = 0.0
     for number in range(1, 5001):
         held += 10.0 * (number % 7)
-        points = extended(points, GpuSeconds(held), 0.0, number * 10.0)
+        points = add_point(points, GpuSeconds(held), 0.0, number * 10.0)
     assert len(points) <= 100
     assert points[0].time == 0.0 and (points[-1].time, points[-1].held) == (50_000.0, held)
 
 
 def test_a_clock_that_is_set_back_puts_no_point_out_of_order() -> None:
-    points = extended((UsePoint(100.0),), GpuSeconds(1.0), 0.0, 50.0)
+    points = add_point((UsePoint(100.0),), GpuSeconds(1.0), 0.0, 50.0)
     assert [point.time for point in points] == [100.0, 100.0]
     assert use_between(points, 0.0, 100.0) == GpuUse()
     assert use_between(points, 100.0, 101.0).held == 1.0

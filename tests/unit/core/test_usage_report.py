@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.core.gpu_use import UsePoint
-from hopsgpu.core.usage_report import RunUse, Usage, UsageRow, check_grouping, moment_of, summed_up
+from hopsgpu.core.usage_report import RunUse, Usage, UsageRow, check_grouping, moment_of, sum_usage
 from hopsgpu.errors import ConfigError
 
 HOUR = 3600.0
@@ -33,7 +33,7 @@ def run(name: str, began: float, hours: float, gpus: int = 1, **fields: Any) -> 
 
 
 def by(grouping: str, *runs: RunUse, since: float | None = None, until: float = NOW) -> Usage:
-    return summed_up(runs, grouping, since, until)
+    return sum_usage(runs, grouping, since, until)
 
 
 def held(usage: Usage, name: str) -> dict[str, float]:
@@ -156,7 +156,7 @@ def test_nothing_is_nothing() -> None:
 def test_it_is_a_table() -> None:
     import pandas
 
-    usage = summed_up(
+    usage = sum_usage(
         [run("a", D20, 2.0), run("b", D20, 1.0, user="bob")], "user", None, NOW, ["x"]
     )
     table = pandas.DataFrame(usage)
@@ -165,7 +165,7 @@ def test_it_is_a_table() -> None:
     assert usage.problems == ("x",)
     assert pickle.loads(pickle.dumps(usage)) == usage
     assert usage[:1] == (usage[0],) and list(usage) == [usage[0], usage[1]]
-    html = summed_up([run("<b>", D20, 2.0)], "run", None, NOW)._repr_html_()
+    html = sum_usage([run("<b>", D20, 2.0)], "run", None, NOW)._repr_html_()
     assert "&lt;b&gt;" in html
 
 
