@@ -517,9 +517,9 @@ def executors_to_give(
 ) -> int:
     """Return how many of an elastic gang's executors the first waiting gang needs.
 
-    Nothing is given that cannot help: the offers and the free GPUs must suffice for that gang, an
-    offered executor must have as many GPUs as one of the gang's, and a limit that binds the gang
-    must bind the elastic gang too. The largest offers give first. The places of GPUs are not
+    Nothing is given that cannot help. The offers and the free GPUs must suffice for that gang. An
+    offered executor must have at least as many GPUs as one of the gang's. A limit that binds the
+    gang must bind the elastic gang too. The largest offers give first. The places of GPUs are not
     considered, nor what is free under a limit of a queue or user.
 
     Args:

@@ -38,12 +38,11 @@ def _find_queues(queues: Sequence[Queue], name: str) -> list[Queue]:
 def check_queue(name: str, queues: Sequence[Queue]) -> None:
     """Check that an application can be submitted to a queue.
 
-    A missing queue passes if the scheduler can create it, or if its name is "default", because the
-    CapacityScheduler may map that name to another queue.
+    A missing queue passes if the scheduler can create it. A missing "default" passes too, because
+    the CapacityScheduler may map that name to another queue.
 
     Raises:
-        CapacityError: the queue is unknown, ambiguous or a parent, or does not run, or one of its
-            parents does not run.
+        CapacityError: the queue is unknown, ambiguous or a parent, or it or a parent does not run.
     """
     matches = _find_queues(queues, name)
     if not matches:

@@ -1,4 +1,4 @@
-"""Executors on YARN that arrive and leave: a Spark job of one task each, in the queue of gangs."""
+"""Executors on YARN that arrive and leave, each with a Spark job of one task."""
 
 from __future__ import annotations
 

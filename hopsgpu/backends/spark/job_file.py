@@ -1,9 +1,9 @@
 """The file that spark-submit runs in place of a user's script: it starts the script unchanged.
 
-Spark and YARN write a script's name and arguments into shell scripts of the node, which expand
-`{{PWD}}` and execute backticks. spark-submit drops carriage returns, and Java drops characters that
-its locale lacks. Therefore they receive only this file, whose name has harmless characters. The
-script's name and arguments are inside, as bytes.
+Spark and YARN write a script's name and arguments into shell scripts of the node. These scripts
+expand `{{PWD}}` and execute backticks. spark-submit drops carriage returns, and Java drops
+characters that its locale lacks. So Spark gets only this file, whose name is harmless. The script's
+name and arguments are inside, as bytes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# The process becomes `python script.py arguments`, so that this file is not on the script's stack,
-# not in its modules, and does not receive its signals.
+# The process becomes `python script.py arguments`: then this file is not on the script's stack or
+# in its modules, and does not receive its signals.
 _TEXT = '''\
 """Starts a script with its arguments; written by hopsgpu for spark-submit."""
 

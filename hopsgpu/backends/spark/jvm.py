@@ -1,7 +1,7 @@
 """All calls into Spark's JVM that PySpark does not offer.
 
-No call may run in the main thread while a person can press Ctrl-C, because py4j then closes the
-connections of all threads, and their calls run twice.
+No call may run in the main thread while a person can press Ctrl-C: py4j then closes the connections
+of all threads, and their calls run twice.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _STAGE_REFUSED = "Creating new stage failed due to exception - job: "
 _DAG_SCHEDULER = "org.apache.spark.scheduler.DAGScheduler"
 _POLL_SECONDS = 0.01
 _MAX_TASKS = 10_000
-# Members of ExecutorAllocationManager: the field with the time of its next request, in nanoseconds
-# of its clock, and the method that counts the executors that a profile's tasks need.
+# Members of ExecutorAllocationManager. The field has the time of its next request, in nanoseconds
+# of its clock. The method counts the executors that a profile's tasks need.
 _NEXT_REQUEST = "addTime"
 _NEEDED = "maxNumExecutorsNeededPerResourceProfile"
 _LONG_AGO = -(2**62)
@@ -286,7 +286,11 @@ class Jvm:
         at its own time. A step that finds fewer tasks would request fewer, and the next step would
         request again: YARN would grant too many, on hosts that no task prefers.
 
-        `executors` includes the present ones. LookupError: this Spark has no such members.
+        Args:
+            executors: number of executors that the tasks need, including the present ones.
+
+        Raises:
+            LookupError: this Spark has no such members.
         """
         option = self._scala.executorAllocationManager()
         if option.isEmpty():

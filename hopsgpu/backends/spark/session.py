@@ -89,10 +89,10 @@ def session(
 
     The session runs on YARN. It runs on this machine if the master is local[N] or local[*], or if
     neither a Hadoop configuration (HADOOP_CONF_DIR) nor a master is given; a line on stderr then
-    says so. A session on YARN has dynamic allocation with shuffle tracking and without a minimum,
-    the settings of docs/how-it-works.md, and the discovery script shipped to the nodes. If an
-    application already runs, or the driver runs in YARN (cluster mode), the settings are only
-    checked, because it is too late to ship the script.
+    says so. A session on YARN has dynamic allocation without a minimum, and the settings of
+    docs/how-it-works.md; the discovery script is shipped to the nodes. If an application already
+    runs, or the driver runs in YARN (cluster mode), the settings are only checked: it is too late
+    to ship the script.
 
     Args:
         name: name of the application.

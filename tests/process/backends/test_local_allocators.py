@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -33,11 +34,9 @@ class Watcher:
     def mark(self, point: str) -> None:
         self.points.append(point)
 
-    def on_parked(self, hosts: Sequence[str]) -> None:
-        return
+    def on_parked(self, hosts: Sequence[str]) -> None: ...
 
-    def on_executors_arrived(self, times: Sequence[float]) -> None:
-        return
+    def on_executors_arrived(self, times: Sequence[float]) -> None: ...
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -55,11 +54,12 @@ def request_(watcher: Watcher) -> Request:
     return plans.request(watcher, plan=plan)
 
 
+allocator = functools.partial(local_allocator, user=None, heartbeat=30.0, ports=None)
+
+
 @pytest.fixture
 def search(request_: Request) -> Iterator[LocalElasticAllocator]:
-    with local_allocator(
-        LocalElasticAllocator, request_, user=None, heartbeat=30.0, ports=None
-    ) as lease:
+    with allocator(LocalElasticAllocator, request_) as lease:
         yield lease
 
 
@@ -84,9 +84,7 @@ def test_a_gang_acquires_its_container_anew_and_leaves_no_process(
     request_: Request, watcher: Watcher
 ) -> None:
     jobs: list[Any] = []
-    with local_allocator(
-        LocalGangAllocator, request_, user=None, heartbeat=30.0, ports=None
-    ) as owner:
+    with allocator(LocalGangAllocator, request_) as owner:
         jobs.append(owner.acquire(request_).job)
         assert owner.is_whole
         jobs.append(owner.acquire(request_).job)
@@ -142,9 +140,7 @@ def test_an_executor_that_is_no_longer_excluded_makes_room_for_another(
 def test_an_executor_that_is_held_aside_does_not_delay_the_release(
     request_: Request, watcher: Watcher
 ) -> None:
-    with local_allocator(
-        LocalElasticAllocator, request_, user=None, heartbeat=30.0, ports=None
-    ) as lease:
+    with allocator(LocalElasticAllocator, request_) as lease:
         lease.set_wanted(1, 1)
         arrive(lease, 1)
         (container,) = lease.ready_executors.values()

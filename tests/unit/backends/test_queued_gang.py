@@ -18,11 +18,6 @@ from tests.unit.yarn.test_capacity import node, snap
 WHOLE = Amount(2, 8, 16384)
 
 
-class Watcher:
-    def state(self, *told: Any) -> None:
-        return
-
-
 @pytest.mark.parametrize(
     ("placement", "failing", "wanted", "hosts"),
     [
@@ -45,6 +40,6 @@ def test_nodes_on_which_executors_end_are_asked_for_last(
     application: Any = SimpleNamespace(
         failing=ended, has_node_label=False, snapshot=lambda seconds: snapshot
     )
-    request = plans.request(Watcher(), plan=plans.plan(wanted, placement=placement))
+    request = plans.request(SimpleNamespace(), plan=plans.plan(wanted, placement=placement))
     place = QueuedGang(application, request, AcquisitionClock(request), None)
     assert place.hosts(wanted) == hosts

@@ -107,12 +107,7 @@ def test_hosts_that_are_shared() -> None:
 
 
 def test_neighbours_in_rank_share_a_node() -> None:
-    containers = [
-        container(0, "b", "g0"),
-        container(1, "a", "g1"),
-        container(2, "b", "g2"),
-        container(3, "a", "g3"),
-    ]
+    containers = [container(key, host, f"g{key}") for key, host in enumerate("baba")]
     world = assign_ranks(containers, 1)
     assert [p.container.host for p in world.places] == ["a", "a", "b", "b"]
     assert [p.rank for p in world.places] == [0, 1, 2, 3]
@@ -124,12 +119,7 @@ def test_containers_of_a_node_have_one_clock() -> None:
     measured = [(0, "a", 0.0), (1, "a", 0.4), (2, "b", -3.1), (3, "b", -3.5)]
     containers = [replace(container(key, host), clock=clock) for key, host, clock in measured]
     places = assign_ranks(containers, 1).places
-    assert [(p.container.host, p.container.clock) for p in places] == [
-        ("a", 0.0),
-        ("a", 0.0),
-        ("b", -3.5),
-        ("b", -3.5),
-    ]
+    assert [p.container.clock for p in places] == [0.0, 0.0, -3.5, -3.5]
 
 
 def test_several_ranks_in_a_container_share_out_its_gpus() -> None:
@@ -140,12 +130,8 @@ def test_several_ranks_in_a_container_share_out_its_gpus() -> None:
 
 def test_ranks_that_share_a_gpu_are_neighbours() -> None:
     world = assign_ranks([container(0, "a", "g0"), container(1, "b", "g1")], 2)
-    assert [(p.rank, p.local_rank, p.gpus) for p in world.places] == [
-        (0, 0, ("g0",)),
-        (1, 1, ("g0",)),
-        (2, 0, ("g1",)),
-        (3, 1, ("g1",)),
-    ]
+    assert [p.gpus for p in world.places] == [("g0",), ("g0",), ("g1",), ("g1",)]
+    assert [(p.rank, p.local_rank) for p in world.places] == [(0, 0), (1, 1), (2, 0), (3, 1)]
     packed = assign_ranks([container(0, "a", "g0", "g1")], 6)
     assert [p.gpus for p in packed.places] == [("g0",)] * 3 + [("g1",)] * 3
     assert [p.gpus for p in assign_ranks([container(0, "a")], 2).places] == [(), ()]
@@ -176,12 +162,11 @@ def test_what_gets_no_rank(
 def test_what_failed_before_gets_no_rank() -> None:
     given = container(0, "a", "g0")
     assert exclusion_reason(given, Exclusions(gpus=frozenset({("a", "g1")})), None) is None
-    told = exclusion_reason(given, Exclusions(gpus=frozenset({("a", "g0")})), None)
-    assert told == "g0 of a failed an earlier attempt"
-    assert (
-        exclusion_reason(given, Exclusions(hosts=frozenset({"a"})), None)
-        == "a failed an earlier attempt"
-    )
+    for exclusions, words in (
+        (Exclusions(gpus=frozenset({("a", "g0")})), "g0 of a failed"),
+        (Exclusions(hosts=frozenset({"a"})), "a failed"),
+    ):
+        assert (exclusion_reason(given, exclusions, None) or "").startswith(words)
 
 
 def test_parameter_servers_are_dealt_to_the_first_containers() -> None:

@@ -55,6 +55,12 @@ class Recorded(ResourceManager):
         return self.answers[{"get-node-labels": "labels"}.get(last, last)]
 
 
+def yarn_answers(name: str) -> dict[str, Any]:
+    said = Recorded(name).answers
+    base = "/ws/v1/cluster"
+    return {f"{base}/{what}": said[what] for what in ("apps", "scheduler", "nodes")}
+
+
 def recorded(name: str) -> Snapshot:
     manager = Recorded(name)
     apps = manager.answers["apps"]["apps"]["app"]

@@ -29,7 +29,7 @@ from hopsgpu.yarn.resources import NOTHING, Amount
 from hopsgpu.yarn.shortage import obtainable, shortage
 from hopsgpu.yarn.snapshot import Node, Overview, Queue, Snapshot, User
 from tests.unit.rest import Daemon, serving
-from tests.unit.yarn.test_capacity import Recorded
+from tests.unit.yarn.test_capacity import Recorded, yarn_answers
 
 A100 = NodeGpu("NVIDIA A100-SXM4-80GB", 81559, "GPU-a")
 DEVICES = Devices((A100, A100), "550.54.15")
@@ -478,12 +478,6 @@ def configuration(directory: Path, **properties: str) -> Path:
     )
     (directory / "yarn-site.xml").write_text(f"<configuration>{listed}</configuration>")
     return directory
-
-
-def yarn_answers(name: str) -> dict[str, Any]:
-    said = Recorded(name).answers
-    base = "/ws/v1/cluster"
-    return {f"{base}/{what}": said[what] for what in ("apps", "scheduler", "nodes")}
 
 
 @pytest.fixture

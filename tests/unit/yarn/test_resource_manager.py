@@ -5,7 +5,6 @@ The answers are those of a real one, shortened; the cluster tests ask a real one
 
 from __future__ import annotations
 
-import json
 import logging
 import ssl
 import sys
@@ -25,6 +24,7 @@ from hopsgpu.yarn.rest_client import NoAnswer, NotUnderstood, get_json
 from hopsgpu.yarn.snapshot import Node
 from tests.private_certificate import private_certificate
 from tests.unit.rest import Daemon, serving
+from tests.unit.yarn.test_capacity import yarn_answers
 
 NODES: dict[str, Any] = {"/ws/v1/cluster/nodes": {"nodes": None}}
 SECONDS = (10.0, 30.0)
@@ -269,14 +269,10 @@ def test_https_with_a_private_authority(
 
 # Answers that are not understood, and logs.
 
-DATA = Path(__file__).parent.parent / "hadoop_answers"
-
 
 def recorded_answers(name: str) -> dict[str, Any]:
-    said = json.loads((DATA / f"{name}.json").read_text())
-    answers = {f"/ws/v1/cluster/{what}": said[what] for what in ("apps", "scheduler", "nodes")}
     info = {"clusterInfo": {"hadoopVersion": "3.3.6", "state": "STARTED"}}
-    return {**answers, "/ws/v1/cluster/info": info}
+    return {**yarn_answers(name), "/ws/v1/cluster/info": info}
 
 
 def test_a_missing_field_is_named_with_address_and_version() -> None:
