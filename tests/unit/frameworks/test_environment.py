@@ -117,16 +117,15 @@ def test_nodes_are_containers_for_torchelastic_too() -> None:
     assert [found[name] for name in names] == ["2", "2", "4", "1", "1"]
 
 
-def test_an_interface_that_is_not_known_is_not_set() -> None:
-    found = variables(gang(), 0)
-    assert not [name for name in found if name.endswith("IFNAME")]
-
-
 def test_a_hosted_store_has_its_own_port() -> None:
     found = variables(gang(), 1, store_port=777)
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.1", "777")
     assert found["TORCHELASTIC_USE_AGENT_STORE"] == "True"
-    assert "TORCHELASTIC_USE_AGENT_STORE" not in variables(gang(), 1)
+
+
+def test_unknown_interfaces_and_stores_are_not_set() -> None:
+    found = variables(gang(), 1)
+    assert not [name for name in found if name.endswith(("IFNAME", "AGENT_STORE"))]
 
 
 def test_parameter_servers() -> None:

@@ -80,22 +80,10 @@ class Movie(typing.TypedDict):
 @pytest.mark.parametrize(
     "kind",
     [
-        Plain,
-        Frozen,
-        Typed,
-        Pair,
+        *(Plain, Frozen, Typed, Pair, Planet, Words, Table),
         collections.namedtuple("Point", "x y"),  # noqa: PYI024
-        Planet,
-        Words,
-        Table,
-        argparse.Namespace,
-        decimal.Decimal,
-        pathlib.PosixPath,
-        collections.OrderedDict,
-        functools.partial,
-        io.BytesIO,
-        np.ndarray,
-        pd.DataFrame,
+        *(argparse.Namespace, decimal.Decimal, pathlib.PosixPath, collections.OrderedDict),
+        *(functools.partial, io.BytesIO, np.ndarray, pd.DataFrame),
     ],
 )
 def test_data_loads(kind: type) -> None:

@@ -39,12 +39,8 @@ def parameters(*args: Any, **kwargs: Any) -> dict[str, Any]:
 
 def test_parameters_have_the_functions_names_and_defaults() -> None:
     assert parameters(0.1) == {"learning_rate": 0.1, "epochs": 3}
-    assert parameters(0.1, 8, 4, epochs=1, seed=7) == {
-        "learning_rate": 0.1,
-        "layers": [8, 4],
-        "epochs": 1,
-        "seed": 7,
-    }
+    given = {"learning_rate": 0.1, "layers": [8, 4], "epochs": 1, "seed": 7}
+    assert parameters(0.1, 8, 4, epochs=1, seed=7) == given
     partial = functools.partial(train, 0.5)
     assert provenance_of(partial, (), {}, NONE).parameters["epochs"] == 3
 

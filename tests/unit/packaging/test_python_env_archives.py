@@ -59,10 +59,8 @@ def found(*names: str, **heads: bytes) -> ArchiveContents:
 def test_which_modules_an_archive_has(
     names: tuple[str, ...], modules: tuple[str, ...] | None
 ) -> None:
-    assert (
-        inspect_archive([ArchiveEntry(name, True) for name in names], "env", HERE).modules
-        == modules
-    )
+    entries = [ArchiveEntry(name, True) for name in names]
+    assert inspect_archive(entries, "env", HERE).modules == modules
 
 
 def test_a_link_may_be_a_package() -> None:
@@ -228,9 +226,9 @@ def test_what_is_no_archive(name: str, tmp_path: Path) -> None:
 def test_an_archive_that_was_cut_off(tmp_path: Path) -> None:
     whole = tar_of(tmp_path / "env.tar.gz", **{"a.py": random.Random(1).randbytes(100_000)})
     whole.write_bytes(whole.read_bytes()[:-5000])
-    with pytest.raises(ConfigError, match="is damaged, or not the kind of archive"):
+    with pytest.raises(ConfigError, match="is damaged"):
         inspected(whole)
-    with pytest.raises(ConfigError, match="is damaged, or not the kind of archive"):
+    with pytest.raises(ConfigError, match="is damaged"):
         unpack(whole, "", tmp_path / "home", ())
 
 

@@ -133,10 +133,7 @@ def found(files: Mapping[str, bytes]) -> list[tuple[str, str]]:
             [("safetensors", "model.safetensors")],
         ),
         (
-            {
-                "net/adapter_config.json": b'{"peft_type": "LORA"}',
-                "net/adapter_model.safetensors": SAFE,
-            },
+            {"net/adapter_config.json": b'{"peft_type": 1}', "net/adapter_model.safetensors": SAFE},
             [("PEFT", "net")],
         ),
         (
@@ -185,18 +182,13 @@ def test_weights_in_several_files_are_one_model(caplog: pytest.LogCaptureFixture
             r"names code of its own \(tokenizer_config.json: auto_map\)",
         ),
         (
-            {
-                "model.safetensors": SAFE,
-                "config.json": BERT[:-1]
-                + b', "text_config": [{"attn_implementation": "org/kernel"}]}',
-            },
+            {"model.safetensors": SAFE}
+            | {"config.json": BERT[:-1] + b', "text": [{"attn_implementation": "org/kernel"}]}'},
             r"names code of its own \(config.json: attn_implementation\)",
         ),
         (
-            {
-                "model.safetensors": SAFE,
-                "config.json": BERT[:-1] + b', "attn_implementation": "sdpa"}',
-            },
+            {"model.safetensors": SAFE}
+            | {"config.json": BERT[:-1] + b', "attn_implementation": "sdpa"}'},
             None,
         ),
     ],
@@ -236,16 +228,8 @@ def test_hostile_archives_cost_little() -> None:
     end = bytearray(archive_of(b"."))
     end[-10:-6] = (2**31).to_bytes(4, "little")
     files["end.pt"] = bytes(end)
-    for odd in (
-        b"",
-        b".",
-        b"(",
-        b"R.",
-        b"\x80\x02}(u",
-        b"h\x07.",
-        b"(1",
-        b"I" + b"9" * 9999 + b"\n.",
-    ):
+    number = b"I" + b"9" * 9999 + b"\n."
+    for odd in (b"", b".", b"(", b"R.", b"\x80\x02}(u", b"h\x07.", b"(1", number):
         files[f"odd{len(files)}.pt"] = archive_of(odd)
     begun = time.process_time()
     tracemalloc.start()
@@ -277,10 +261,8 @@ def test_a_state_dict_has_the_class_that_is_named_for_it() -> None:
 def test_a_class_may_be_named_beside_its_state_dict() -> None:
     beside = json.dumps({"class": "own.nets:Inner"}).encode()
     files = {"net/a.pt": STATE, "net/model_class.json": beside, "b.pt": STATE}
-    classes = {
-        one.path: one.model_class
-        for one in recognise_formats(files, lambda p: io.BytesIO(files[p]))
-    }
+    models = recognise_formats(files, lambda path: io.BytesIO(files[path]))
+    classes = {model.path: model.model_class for model in models}
     assert classes == {"net/a.pt": "own.nets:Inner", "b.pt": None}
 
 
