@@ -51,6 +51,9 @@ class Screen(Protocol[P_contra]):
         """Release the screen without a last picture; idempotent."""
 
 
+OpenScreen = Callable[[contextvars.Context], Screen[P] | None]
+
+
 class Stage(Protocol[S_contra, W_contra, P_co]):
     """The reports so far, in bounded memory; one thread reports, another draws."""
 
@@ -111,15 +114,13 @@ class LiveDisplay(Generic[S, W, P]):
 
     def __init__(
         self,
-        open_screen: Callable[[contextvars.Context], Screen[P] | None],
+        open_screen: OpenScreen[P],
         stage: Callable[[S, float], Stage[S, W, P]],
         lines: Callable[[], Display[S, W]],
-        clock: Callable[[], float],
     ) -> None:
         self._open = functools.partial(open_screen, contextvars.copy_context())
         self._stage = stage
         self._lines = lines
-        self._clock = clock
         self._shown: Display[S, W] | None = None
 
     def status(self, status: S) -> None:
@@ -133,7 +134,7 @@ class LiveDisplay(Generic[S, W, P]):
             if opened is None:
                 self._shown = self._lines()
             else:
-                self._shown = _Showing(opened, self._stage(status, self._clock()), self._clock)
+                self._shown = _Showing(opened, self._stage(status, time.monotonic()))
         shown = self._shown
         if GangState(status.state).is_terminal:
             self._shown = None
@@ -145,52 +146,25 @@ class LiveDisplay(Generic[S, W, P]):
 
 
 class Live(LiveDisplay[RunStatus, int, Picture]):
-    """The live display of a run."""
-
-    def __init__(
-        self,
-        open_screen: Callable[[contextvars.Context], Screen[Picture] | None] = run_screen,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(open_screen, Scene, RunLines, clock)
+    def __init__(self, open_screen: OpenScreen[Picture] = run_screen) -> None:
+        super().__init__(open_screen, Scene, RunLines)
 
 
 class LiveSearch(LiveDisplay[SearchStatus, Writer, SearchPicture]):
-    """The live display of a search."""
-
-    def __init__(
-        self,
-        open_screen: Callable[[contextvars.Context], Screen[SearchPicture] | None] = search_screen,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        def lines() -> Display[SearchStatus, Writer]:
-            return PlainLines(SearchFormatter())
-
-        super().__init__(open_screen, SearchScene, lines, clock)
+    def __init__(self, open_screen: OpenScreen[SearchPicture] = search_screen) -> None:
+        super().__init__(open_screen, SearchScene, lambda: PlainLines(SearchFormatter()))
 
 
 class LiveScore(LiveDisplay[ScoreStatus, int, ScorePicture]):
-    """The live display of a score."""
-
-    def __init__(
-        self,
-        open_screen: Callable[[contextvars.Context], Screen[ScorePicture] | None] = score_screen,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        def lines() -> Display[ScoreStatus, int]:
-            return PlainLines(ScoreFormatter())
-
-        super().__init__(open_screen, ScoreScene, lines, clock)
+    def __init__(self, open_screen: OpenScreen[ScorePicture] = score_screen) -> None:
+        super().__init__(open_screen, ScoreScene, lambda: PlainLines(ScoreFormatter()))
 
 
 class _Showing(Generic[S, W, P]):
     """One showing, from the first to the last status."""
 
-    def __init__(
-        self, opened: Screen[P], scene: Stage[S, W, P], clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, opened: Screen[P], scene: Stage[S, W, P]) -> None:
         self._screen = opened
-        self._clock = clock
         self._scene = scene
         self._ended = threading.Event()
         self._over = threading.Event()
@@ -199,7 +173,7 @@ class _Showing(Generic[S, W, P]):
 
     def status(self, status: S) -> None:
         self._raise_problem()
-        self._scene.status(status, self._clock())
+        self._scene.status(status, time.monotonic())
         if GangState(status.state).is_terminal:
             self._ended.set()
             # A stopped terminal (Ctrl-S) shows it when it continues; nobody waits until then.
@@ -219,7 +193,7 @@ class _Showing(Generic[S, W, P]):
         try:
             try:
                 self._draw()
-                self._screen.end(self._scene.picture(self._clock()))
+                self._screen.end(self._scene.picture(time.monotonic()))
             finally:
                 self._screen.close()
         except Exception as error:  # noqa: BLE001 - raised by the next report
@@ -230,7 +204,7 @@ class _Showing(Generic[S, W, P]):
     def _draw(self) -> None:
         wait, news, drawn = _SECONDS, -1, float("-inf")
         while not self._ended.wait(wait):
-            now = self._clock()
+            now = time.monotonic()
             if self._scene.news == news and now - drawn < _QUIET_SECONDS:
                 continue
             news, drawn, began = self._scene.news, now, time.thread_time()

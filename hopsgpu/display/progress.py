@@ -11,25 +11,13 @@ from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.core.trials import SearchStatus, Writer
 from hopsgpu.display import phrases
-from hopsgpu.display.base import Display, NoDisplay, PlainLines, Shield, display_of
+from hopsgpu.display.base import Display, PlainLines, Shield, display_of
+from hopsgpu.display.score_phrases import ScoreFormatter
+from hopsgpu.display.search_phrases import SearchFormatter
 from hopsgpu.units import count_of
 
-__all__ = [
-    "RunLines",
-    "NoDisplay",
-    "Progress",
-    "SearchProgress",
-    "Shielded",
-    "ShieldedScore",
-    "ShieldedSearch",
-    "describe",
-    "progress_of",
-    "score_progress_of",
-    "search_progress_of",
-]
-
 _REPEAT_SECONDS = 10.0
-_MOST_TOLD = 6
+_MOST_METRICS = 6
 # States with many changes that nobody needs to see at once.
 _SELDOM = ("preparing", "starting", "running")
 
@@ -54,16 +42,16 @@ class _RunFormatter:
     def __init__(self) -> None:
         self._state = ""
         self._last = ""
-        self._said = float("-inf")
+        self._reported_at = float("-inf")
 
     def news(self, status: RunStatus, now: float) -> Iterable[str]:
         text = describe(status)
-        goes_on = status.state == self._state and status.state in _SELDOM
-        is_news = text != self._last and not goes_on
+        is_same_state = status.state == self._state and status.state in _SELDOM
+        is_news = text != self._last and not is_same_state
         # An unchanged state is repeated as often, also while the run waits.
-        if not is_news and now - self._said < _REPEAT_SECONDS:
+        if not is_news and now - self._reported_at < _REPEAT_SECONDS:
             return []
-        self._state, self._last, self._said = status.state, text, now
+        self._state, self._last, self._reported_at = status.state, text, now
         return [text, *_worlds(status), *filter(None, [phrases.loss(status)])]
 
     def label(self, rank: int, host: str) -> str:
@@ -138,7 +126,7 @@ def _worlds(status: RunStatus) -> list[str]:
 def _last_report(status: RunStatus) -> str:
     reported = status.metrics[0] if status.metrics else {}
     shown = [f"{n} {v:g}" for n, v in reported.items() if not n.startswith("gpu.")]
-    return f": {', '.join(shown[:_MOST_TOLD])}" if shown else ""
+    return f": {', '.join(shown[:_MOST_METRICS])}" if shown else ""
 
 
 def progress_of(progress: object) -> Shielded:
@@ -168,12 +156,9 @@ def search_progress_of(progress: object) -> ShieldedSearch:
 
         return LiveSearch()
 
-    def lines() -> Display[SearchStatus, Writer]:
-        from hopsgpu.display.search_phrases import SearchFormatter
-
-        return PlainLines(SearchFormatter())
-
-    return ShieldedSearch(display_of(progress, "SearchStatus", live, lines))
+    return ShieldedSearch(
+        display_of(progress, "SearchStatus", live, lambda: PlainLines(SearchFormatter()))
+    )
 
 
 def score_progress_of(progress: object) -> ShieldedScore:
@@ -188,9 +173,6 @@ def score_progress_of(progress: object) -> ShieldedScore:
 
         return LiveScore()
 
-    def lines() -> Display[ScoreStatus, int]:
-        from hopsgpu.display.score_phrases import ScoreFormatter
-
-        return PlainLines(ScoreFormatter())
-
-    return ShieldedScore(display_of(progress, "ScoreStatus", live, lines))
+    return ShieldedScore(
+        display_of(progress, "ScoreStatus", live, lambda: PlainLines(ScoreFormatter()))
+    )

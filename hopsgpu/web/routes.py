@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 from hopsgpu.artifacts.run_logs import RankLog
 from hopsgpu.artifacts.runs import run_name
 from hopsgpu.core import formats
-from hopsgpu.core.run_record import OTHER_SCHEMA, SearchRecord
+from hopsgpu.core.run_record import OTHER_SCHEMA, RunRecord, SearchRecord
 from hopsgpu.core.usage_report import DAY, GROUPINGS, USER, moment_of, sum_usage
 from hopsgpu.core.version import __version__
 from hopsgpu.display import phrases
@@ -142,7 +142,7 @@ class Pages:
         snapshots = {} if queues.value is None else queues.value.snapshots
         view = queue_view(snapshots, gpus.value, active.rows)
         odd = () if queues.value is None else queues.value.problems
-        problems = [p for p in (queues.problem, gpus.problem, *odd, *active.problems) if p]
+        problems = (queues.problem, gpus.problem, *odd, *active.problems)
         return self._page(request, "queue.html", view=view, problems=problems)
 
     async def runs(self, request: Request) -> Response:
@@ -161,7 +161,7 @@ class Pages:
             roots=roots.roots,
             chosen=key,
             most=most,
-            problems=[p for p in (listed.problem, *odd, *roots.problems) if p],
+            problems=(listed.problem, *odd, *roots.problems),
         )
 
     def _choose(self, roots: Roots, key: str) -> tuple[Sequence[Root], str]:
@@ -174,21 +174,15 @@ class Pages:
 
     async def run(self, request: Request) -> Response:
         root, run_id = await self._run_in_path(request)
-        now, place = self._sources.clock(), (root.key, run_id)
-        record = await self._lake.get(
-            ("record", *place), lambda: self._sources.record(root, run_id)
-        )
+        now = self._sources.clock()
+        record = await self._record(root, run_id)
         if record.value is None:
             return self._error(request, _status(record), f"run {run_id}: {record.problem}")
         url = root.store.directory(run_id).url
         view = record_view(record.value, url, now, root.key, self._sources.resource_manager)
         plots, saved, asked, tail = await asyncio.gather(
             self._plots_of(root, run_id, view),
-            self._lake.get(
-                ("checkpoints", *place),
-                lambda: self._sources.checkpoints(root, run_id),
-                fresh=_ACTIVE_SECONDS,
-            ),
+            self._read("checkpoints", self._sources.checkpoints, root, run_id, _ACTIVE_SECONDS),
             self._is_asked(root, run_id, is_running=view.summary.is_running),
             self._tail(root, run_id, view),
         )
@@ -210,22 +204,27 @@ class Pages:
             in_details=[fact for fact in view.about if fact.name not in _OUTSIDE_DETAILS],
             world_headers=phrases.WORLD_HEADERS,
             worlds=[phrases.world_cells(w, view.summary.requested) for w in view.worlds],
-            problems=[
-                p for p in (record.problem, plots.problem, saved.problem, asked.problem) if p
-            ],
+            problems=(record.problem, plots.problem, saved.problem, asked.problem),
         )
 
+    async def _read(
+        self, name: str, read: Callable[[Root, str], T], root: Root, run_id: str, fresh: float = 2.0
+    ) -> ReadResult[T]:
+        """Return what `read` returns for a run; results of at most `fresh` seconds are shared."""
+        return await self._lake.get(
+            (name, root.key, run_id), lambda: read(root, run_id), fresh=fresh
+        )
+
+    async def _record(self, root: Root, run_id: str) -> ReadResult[RunRecord]:
+        return await self._read("record", self._sources.record, root, run_id)
+
     async def _plots_of(self, root: Root, run_id: str, view: RecordView) -> ReadResult[MetricPlots]:
-        if view.summary.kind != "gang":
-            return ReadResult(None)
-        return await self._plots(root, run_id)
+        return await self._plots(root, run_id) if view.summary.kind == "gang" else ReadResult(None)
 
     async def _is_asked(self, root: Root, run_id: str, *, is_running: bool) -> ReadResult[bool]:
         if not is_running:
             return ReadResult(False)
-        return await self._lake.get(
-            ("cancel", root.key, run_id), lambda: self._sources.is_asked_to_cancel(root, run_id)
-        )
+        return await self._read("cancel", self._sources.is_asked_to_cancel, root, run_id)
 
     async def _tail(self, root: Root, run_id: str, view: RecordView) -> Any:
         """Return which log a run's page ends with, and its end."""
@@ -253,9 +252,7 @@ class Pages:
         return await self._lake.get(key, read)
 
     async def _plots(self, root: Root, run_id: str) -> ReadResult[MetricPlots]:
-        return await self._lake.get(
-            ("metrics", root.key, run_id), lambda: self._sources.metrics(root, run_id)
-        )
+        return await self._read("metrics", self._sources.metrics, root, run_id)
 
     async def metrics(self, request: Request) -> Response:
         """Return a run's metrics for the page's script."""
@@ -263,9 +260,7 @@ class Pages:
         plots = await self._plots(root, run_id)
         if plots.value is None:
             return PlainTextResponse(clean_text(f"{plots.problem}\n"), 503)
-        record = await self._lake.get(
-            ("record", root.key, run_id), lambda: self._sources.record(root, run_id)
-        )
+        record = await self._record(root, run_id)
         began = None if record.value is None else record.value.timeline.requested
         return JSONResponse(plots_json(plots.value, began))
 
@@ -284,7 +279,7 @@ class Pages:
             begin=begin,
             answer=answer,
             can_grow=can_grow,
-            problems=[answer.problem] if answer.problem else [],
+            problems=(answer.problem,),
         )
 
     async def log_text(self, request: Request) -> Response:
@@ -300,9 +295,7 @@ class Pages:
         return PlainTextResponse(part.text, headers=headers)
 
     async def _is_running(self, root: Root, run_id: str) -> bool:
-        record = await self._lake.get(
-            ("record", root.key, run_id), lambda: self._sources.record(root, run_id)
-        )
+        record = await self._record(root, run_id)
         return record.value is not None and record.value.is_running(self._sources.clock())
 
     async def cancel(self, request: Request) -> Response:
@@ -344,7 +337,7 @@ class Pages:
             listed=listed,
             roots=roots.roots,
             chosen=root[0].key if root else "",
-            problems=[p for p in (listed.problem, *roots.problems) if p],
+            problems=(listed.problem, *roots.problems),
         )
 
     async def model(self, request: Request) -> Response:
@@ -364,7 +357,7 @@ class Pages:
             root=root,
             name=name,
             versions=versions.value,
-            problems=[p for p in (versions.problem, odd) if p],
+            problems=(versions.problem, odd),
         )
 
     async def usage(self, request: Request) -> Response:
@@ -399,7 +392,7 @@ class Pages:
             groupings=GROUPINGS,
             periods=_PERIODS,
             kinds=KINDS,
-            problems=[uses.problem] if uses.problem else [],
+            problems=(uses.problem,),
         )
 
     async def _roots(self) -> Roots:
@@ -416,8 +409,7 @@ class Pages:
             fresh=_ACTIVE_SECONDS + len(roots.roots) / 10,
         )
         found = listed.value or RunList((), False, ())
-        own = (p for p in (listed.problem, *roots.problems) if p)
-        return replace(found, problems=(*own, *found.problems))
+        return replace(found, problems=(listed.problem, *roots.problems, *found.problems))
 
     async def _root(self, request: Request) -> Root:
         roots = await self._roots()
@@ -427,7 +419,14 @@ class Pages:
         run_id = _find_or_missing(lambda: run_name(request.path_params["run_id"]))
         return await self._root(request), run_id
 
-    def _page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
+    def _page(
+        self,
+        request: Request,
+        template: str,
+        status: int = 200,
+        problems: Sequence[str] = (),
+        **values: Any,
+    ) -> Response:
         # The raw path, because for the browser an encoded slash in a name begins no level.
         depth = bytes(request.scope.get("raw_path") or b"/").partition(b"?")[0].count(b"/") - 1
         text = self._templates.get_template(template).render(
@@ -435,12 +434,13 @@ class Pages:
             path=str(request.scope["path"]).strip("/").partition("/")[0],
             version=__version__,
             shown=self._sources.clock(),
+            problems=[problem for problem in problems if problem],
             **values,
         )
         return HTMLResponse(text, status)
 
     def _error(self, request: Request, status: int, text: str) -> Response:
-        return self._page(request, "error.html", status, text=text, problems=[])
+        return self._page(request, "error.html", status, text=text)
 
     async def show_missing(self, request: Request, error: Exception) -> Response:
         """Answer a request for what does not exist."""

@@ -17,7 +17,7 @@ from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.cli.main import main
 from hopsgpu.core.gang import GangExecutor, assign_ranks
-from hopsgpu.display.progress import NoDisplay
+from hopsgpu.display.base import NoDisplay
 from hopsgpu.runs.run_details import write
 from hopsgpu.storage.lake import LakePath
 from tests.unit.records import record_of

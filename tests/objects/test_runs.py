@@ -7,7 +7,7 @@ from pathlib import Path
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.core.gang import GangExecutor, assign_ranks
-from hopsgpu.display.progress import NoDisplay
+from hopsgpu.display.base import NoDisplay
 from hopsgpu.runs.run_details import write
 from hopsgpu.storage.lake import LakePath
 from tests.contract import test_runs

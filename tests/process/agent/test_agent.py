@@ -47,7 +47,7 @@ from hopsgpu.core.gang import GangExecutor, assign_ranks
 from hopsgpu.data.rank_shards import RankShards
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
-from hopsgpu.display.progress import NoDisplay
+from hopsgpu.display.base import NoDisplay
 from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
 from hopsgpu.linux import parent_of
 from hopsgpu.packaging.modules import PackedModules, pack_modules

@@ -14,7 +14,7 @@ from hopsgpu.artifacts.run_logs import log_sizes, parse_log_name
 from hopsgpu.attempts.rank_output import Outputs
 from hopsgpu.core import own_log
 from hopsgpu.core.gang import GangExecutor, assign_ranks
-from hopsgpu.display.progress import NoDisplay
+from hopsgpu.display.base import NoDisplay
 from hopsgpu.storage.lake import LakePath
 from tests.process.agent.test_agent import AGENT, Gang, serve_agent
 

@@ -36,7 +36,7 @@ from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.gang import GangExecutor, World, assign_ranks
 from hopsgpu.core.gpu_idle import IdleBounds
 from hopsgpu.core.gpu_losses import RankLosses
-from hopsgpu.display.progress import NoDisplay
+from hopsgpu.display.base import NoDisplay
 from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, GpusIdle, StoreError
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.rank import context as context_module

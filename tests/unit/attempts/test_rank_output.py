@@ -26,7 +26,8 @@ from hopsgpu.control.server import serve
 from hopsgpu.core.gang import GangExecutor, World, assign_ranks
 from hopsgpu.core.gpu_usage import GpuSample
 from hopsgpu.core.metrics import MetricsChunk, report_line, sample_line
-from hopsgpu.display.progress import NoDisplay, RunLines, Shielded
+from hopsgpu.display.base import NoDisplay
+from hopsgpu.display.progress import RunLines, Shielded
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
 

@@ -22,7 +22,8 @@ from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.data.argument import Data, datasets_of
 from hopsgpu.data.position import Leg, Position
 from hopsgpu.data.rank_shards import RankShards
-from hopsgpu.display.progress import NoDisplay, Shielded, progress_of
+from hopsgpu.display.base import NoDisplay
+from hopsgpu.display.progress import Shielded, progress_of
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.launcher import data_staging
 from hopsgpu.launcher.data_staging import StagedData

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hopsgpu.core.run_values import RunStatus, Timeline
-from hopsgpu.display.progress import NoDisplay, RunLines, Shielded, describe, progress_of
+from hopsgpu.display.base import NoDisplay
+from hopsgpu.display.progress import RunLines, Shielded, describe, progress_of
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
 from hopsgpu.runs.gang_result import GangResult

@@ -11,7 +11,8 @@ from hopsgpu.attempts.rank_table import FunctionEntry, RankTable
 from hopsgpu.core.gang import GangExecutor, GangState, assign_ranks
 from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.run_values import Timeline
-from hopsgpu.display.progress import NoDisplay, Shielded, progress_of
+from hopsgpu.display.base import NoDisplay
+from hopsgpu.display.progress import Shielded, progress_of
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.runs.status_board import GangBoard, gpu_seconds
 
