@@ -49,7 +49,7 @@ UNLISTED = {
 
 
 def with_every_line(tmp_path: Path) -> dict[str, str]:
-    """spark-defaults.conf with the lines that are commented out."""
+    """spark-defaults.conf with the commented-out lines too."""
     whole = tmp_path / "whole.conf"
     whole.write_text(re.sub(r"^#(?=spark\.)", "", DEFAULTS.read_text(), flags=re.MULTILINE))
     return read_properties(whole)
@@ -190,7 +190,7 @@ def test_the_scripts_own_arguments_are_left_alone(
 
 
 def conf_of(words: list[str]) -> dict[str, str]:
-    """The properties that spark-submit would take from its arguments; a later one wins."""
+    """The properties in spark-submit's arguments; a later one wins."""
     pairs = zip(words, words[1:], strict=False)
     return dict(value.split("=", 1) for name, value in pairs if name == "--conf")
 
@@ -240,7 +240,7 @@ sys.exit(7)
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A Spark whose spark-submit shows what it was given, and ends with exit code 7."""
+    """A Spark whose spark-submit prints its arguments, and ends with exit code 7."""
     submit = tmp_path / "spark" / "bin" / "spark-submit"
     submit.parent.mkdir(parents=True)
     submit.write_text(FAKE.format(python=sys.executable))
@@ -314,7 +314,7 @@ def test_the_wrapper_reads_spark_defaults(home: Path) -> None:
 
 
 def test_the_wrapper_passes_by_a_python_that_has_no_hopsgpu(home: Path) -> None:
-    """As the ones of notebooks: PYSPARK_DRIVER_PYTHON=jupyter."""
+    """Notebooks set such a Python: PYSPARK_DRIVER_PYTHON=jupyter."""
     other = {"PYSPARK_DRIVER_PYTHON": "/bin/false", "PYSPARK_PYTHON": sys.executable}
     assert run_submit(home, "a.py", **other).returncode == 7
     none = {**other, "PYSPARK_PYTHON": "/bin/false", "PATH": "/nowhere", "PYTHONPATH": ""}

@@ -1,4 +1,4 @@
-"""Real processes: started detached, recognised, ended; and never another's."""
+"""Real processes: started detached, recognised and ended, but never another's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Start = Callable[..., DaemonProcess]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts shell commands as daemons; ends what is left of them."""
+    """Starts shell commands as daemons, and ends them after the test."""
     started: list[DaemonProcess] = []
 
     def begin(command: str, daemon: str = "node1", root: Path = tmp_path) -> DaemonProcess:
@@ -143,7 +143,7 @@ def test_a_stop_that_is_interrupted_leaves_no_descriptor(
     process = start("exec sleep 60")
 
     def opened() -> int:
-        """Descriptors of processes; other threads may have others for a moment."""
+        """Return descriptors of processes; other threads may have others for a moment."""
         found = 0
         for entry in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):

@@ -14,7 +14,7 @@ _MAKES_OWN = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
 
 
 def checks(**variables: str) -> subprocess.CompletedProcess[str]:
-    """What both do first, in a Python without site-packages."""
+    """Return the first commands of both, for a Python without site-packages."""
     # As from a shell, although `make test` may run this.
     environ = {name: value for name, value in os.environ.items() if name not in _MAKES_OWN}
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""What the doctor gathers: of a node, of this machine, logs over HTTP, Hadoop's configuration."""
+"""The doctor's facts: of a node, of this machine, logs over HTTP, Hadoop's configuration."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ print(json.dumps([found, sorted({"torch", "tensorflow", "jax"} & sys.modules.key
 
 
 def test_frameworks_are_told_without_importing_them(tmp_path: Path) -> None:
-    """Packages as they are installed, made up here: what is read of each is its build."""
+    """The packages are fakes with the files that are read."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
     (tmp_path / "torch" / "version.py").write_text("__version__ = '9.1+cu126'\ncuda = '12.6'\n")
@@ -95,10 +95,7 @@ def test_frameworks_are_told_without_importing_them(tmp_path: Path) -> None:
 
 
 class _Yarn(BaseHTTPRequestHandler):
-    """A stand-in for a NodeManager that has the log of one container, and for a ResourceManager.
-
-    Both want a ticket.
-    """
+    """A stand-in for a NodeManager with one log, and a ResourceManager; both want a ticket."""
 
     log = b"starting\nERROR Executor: x\nhopsgpu discovery: no nvidia-smi here\n\tat java.x\n"
     app: Mapping[str, Any] = {"id": "application_1_2", "user": "a b", "state": "ACCEPTED"}
@@ -198,7 +195,7 @@ def test_an_application_that_does_not_start_is_killed_where_a_ticket_is_wanted(
 
 @pytest.mark.parametrize("name", ["fair", "capacity_half"])
 def test_the_resource_manager_knows_gpus_where_a_node_has_some(name: str) -> None:
-    """A FairScheduler, and an old CapacityScheduler, do not sum up what all partitions have."""
+    """A FairScheduler, and an old CapacityScheduler, report no sum over all partitions."""
     info = {"clusterInfo": {"resourceManagerVersion": "3.1.1"}}
     rest = {"/ws/v1/cluster/info": info, "/ws/v1/cluster/metrics": {"clusterMetrics": {}}}
     with serving({**yarn_answers(name), **rest}) as manager:
@@ -240,8 +237,6 @@ def test_a_gang_whose_containers_end_again_is_not_waited_for(logs: ContainerLogs
 
 
 class _BusyLogs:
-    """Logs that cannot be read at first."""
-
     def __init__(self) -> None:
         self.answers = [HopsGpuError("not now"), "no nvidia-smi here"]
 
@@ -278,8 +273,7 @@ def test_a_container_that_ended_without_a_log_has_failed(logs: ContainerLogs) ->
     watched.record(waiting(("b",)), {"container_1": "a", "container_2": "b"})
     found = watched.failure_result(late)
     (why,) = found.failed.values()
-    assert why.startswith("container_1 ended there, and its log cannot be read: ")
-    assert "Connection refused" in why
+    assert "container_1" in why and "Connection refused" in why
     assert set(found.uninspected) == {"b"}
 
 
@@ -293,12 +287,8 @@ def watched_gang(came: tuple[str, ...], failed: dict[str, str], logs: Any = None
 def test_a_node_that_is_slow_does_not_keep_the_others_from_being_looked_at() -> None:
     late = GangTimeout("2 of 3 executors came", granted=2, wanted=3)
     found = watched_gang(("a", "c"), {}).failure_result(late)
-    assert found.skipped == {"b": "no container started there in time: YARN has not granted 1"}
-    assert set(found.uninspected) == {"a", "c"}
-    assert (
-        found.uninspected["a"]
-        == "its container started, but others did not: YARN has not granted 1"
-    )
+    assert (set(found.skipped), set(found.uninspected)) == ({"b"}, {"a", "c"})
+    assert "YARN has not granted 1" in found.skipped["b"] and found.uninspected["a"]
     # Nothing says which of them would do better.
     assert watched_gang((), {}).failure_result(late).uninspected == {}
     failed = {"b": "no nvidia-smi"}
@@ -317,7 +307,7 @@ def test_a_node_that_is_slow_does_not_keep_the_others_from_being_looked_at() -> 
 
 
 class _Sessions:
-    """Applications in which some nodes are slow, and one fails: what each leaves out."""
+    """Applications in which some nodes are slow, and one fails; records what each leaves out."""
 
     def __init__(self, slow: list[str]) -> None:
         self.slow = slow
@@ -374,7 +364,7 @@ def test_nodes_are_left_out_until_a_gang_is_whole(
 
 
 class _Application:
-    """A stand-in for one that may have so many executors."""
+    """A stand-in for an application that may have so many executors."""
 
     def __init__(self, snapshot: Snapshot, most: int) -> None:
         self._snapshot, self._most = snapshot, most
@@ -523,12 +513,8 @@ def test_without_a_cluster_one_line_says_so_and_the_exit_code_is_1() -> None:
     assert set(checks) == {"java", "spark", "python", "hadoop conf", "settings"}
     told = ran()
     assert told.returncode == 1
-    about = [line for line in told.stdout.splitlines() if "HADOOP_CONF_DIR" in line]
-    assert about == [
-        "wrong    hadoop conf      HADOOP_CONF_DIR is not set, so no cluster was checked: set"
-        " HADOOP_CONF_DIR to the cluster's Hadoop configuration (for the development cluster:"
-        ' eval "$(hopsgpu cluster env)")'
-    ]
+    (about,) = (line for line in told.stdout.splitlines() if "HADOOP_CONF_DIR" in line)
+    assert about.split()[:3] == ["wrong", "hadoop", "conf"] and "hopsgpu cluster env" in about
     assert "fix" not in told.stdout and told.stdout.endswith(" 1 wrong, 0 unknown\n")
     told = ran("--conf", "spark.x")
     assert (told.returncode, told.stdout) == (1, "")

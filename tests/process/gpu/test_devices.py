@@ -1,4 +1,4 @@
-"""What NVML and nvidia-smi tell, read; and a driver that does not answer."""
+"""The readers of NVML and nvidia-smi, and a driver that does not answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_PERMISSION, LOST, RESET_REQUIRED, UNKNOWN = 4, 15, 16, 999
 
 
 class Reader:
-    """Both readers, in this process, on a node that is played."""
+    """Both readers, in this process, on a simulated node."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root = root
@@ -47,7 +47,9 @@ class Reader:
     def play(
         self, gpus: list[dict[str, Any]], kernel: list[str] | None = None, **more: Any
     ) -> None:
-        """`kernel`: bus ids of the GPUs that the kernel lists; by default those of all."""
+        """Simulate a node. `kernel` has the bus ids that the kernel lists, by default those of all
+        GPUs.
+        """
         standins.play(self._root / "node.json", gpus, **more)
         buses = tuple(sorted(kernel if kernel is not None else [one["bus"] for one in gpus]))
         for module in (nvml, smi, devices):
@@ -140,7 +142,7 @@ def test_what_a_real_h100_answers_is_read(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_tells_little_is_not_judged_by_it(node: Reader) -> None:
-    """An old driver, or a board without ECC: absent is not zero, and not wrong."""
+    """With an old driver, or a board without ECC: a missing reading is not a bad one."""
     bare = {key: gpu(0)[key] for key in ("bus", "uuid", "name", "mib")}
     node.play([bare | {"processes": [], "clocks": 0}])
     for listing in (node.nvml(), node.smi()):
@@ -175,7 +177,7 @@ def test_a_gpu_that_answers_with_an_error(node: Reader, error: int) -> None:
 
 @pytest.mark.parametrize("new_words", [True, False])
 def test_a_gpu_that_does_not_answer(node: Reader, new_words: bool) -> None:
-    """By its bus id: of some drivers nvidia-smi then tells nothing of the others either."""
+    """The GPU is known by its bus id; some drivers' nvidia-smi then reports no other GPU either."""
     node.play([gpu(0), gpu(1, handle_error=UNKNOWN), gpu(2)], new_words=new_words)
     for listing in (node.nvml(), node.smi()):
         assert [one.address for one in listing.devices] == [
@@ -189,7 +191,7 @@ def test_a_gpu_that_does_not_answer(node: Reader, new_words: bool) -> None:
 
 
 def test_gpus_of_other_containers_are_not_shown(node: Reader) -> None:
-    """With cgroups: NVML refuses them, nvidia-smi leaves them out."""
+    """With cgroups, NVML refuses these GPUs, and nvidia-smi leaves them out."""
     node.play([gpu(0, handle_error=NO_PERMISSION), gpu(1)])
     for listing in (node.nvml(), node.smi()):
         assert [one.address for one in listing.devices] == [gpu(1)["uuid"]]
@@ -257,7 +259,7 @@ def test_a_module_called_pynvml_that_is_none(
 
 
 def with_modules(monkeypatch: pytest.MonkeyPatch, root: Path, **modules: str) -> None:
-    """A node with one GPU, and modules that come before all others."""
+    """A node with one GPU, and modules that are found before all others."""
     standins.install(root / "bin")
     standins.play(root / "node.json", [gpu(0)])
     for name, text in modules.items():
@@ -275,7 +277,7 @@ def test_garbage_whatever_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_the_time_is_for_all_that_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """NVML takes most of it and crashes; nvidia-smi has what is left."""
+    """NVML takes most of the time and crashes; nvidia-smi gets the rest."""
     program = "import os, time; time.sleep(6); os.abort()"
     with_modules(monkeypatch, tmp_path, pynvml=program)
     smi = tmp_path / "bin" / "nvidia-smi"
@@ -309,7 +311,7 @@ def test_the_kernels_gpus_where_the_driver_hangs(hung: None, node: Reader) -> No
 def test_the_kernels_gpus_where_the_driver_fails(
     monkeypatch: pytest.MonkeyPatch, node: Reader
 ) -> None:
-    """Its libraries were upgraded, and the kernel's module was not."""
+    """The libraries were upgraded, and the kernel module was not."""
 
     def fails(command: list[str], seconds: float) -> tuple[int, str, str]:
         error = DriverError("Driver/library version mismatch")
@@ -326,7 +328,7 @@ def test_the_kernels_gpus_where_the_driver_fails(
 
 
 def test_no_driver_is_no_bad_gpu(monkeypatch: pytest.MonkeyPatch, node: Reader) -> None:
-    """The container does not find nvidia-smi: that is to be mended, not to be waited out."""
+    """Waiting does not help if the container does not find nvidia-smi."""
 
     def none(command: list[str], seconds: float) -> tuple[int, str, str]:
         return 0, json.dumps(devices.encode(devices.NoDriverError("no nvidia-smi"))), ""
@@ -338,7 +340,7 @@ def test_no_driver_is_no_bad_gpu(monkeypatch: pytest.MonkeyPatch, node: Reader) 
 
 
 def test_mig_devices_have_their_own_names(node: Reader) -> None:
-    """Not those of a whole GPU, which would be more than they are."""
+    """With the name of a whole GPU they would seem larger than they are."""
     old = mig_device(1, uuid=f"MIG-{gpu(0)['uuid']}/1/0", profile="3g.40gb")
     gpus = [gpu(0, mig=[mig_device(0), old]), gpu(1)]
     names = ["H100 80GB HBM3 MIG 1g.20gb", "H100 80GB HBM3 MIG 3g.40gb", "H100 80GB HBM3"]
@@ -355,7 +357,6 @@ def test_mig_devices_that_tell_no_name(node: Reader) -> None:
 
 
 def test_what_is_listed_here_as_on_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The one function, from an installed package."""
     standins.install(tmp_path / "bin")
     standins.play(tmp_path / "node.json", [gpu(0)])
     monkeypatch.setenv("HOPSGPU_NVIDIA_SMI", str(tmp_path / "bin"))
@@ -368,14 +369,14 @@ def test_what_is_listed_here_as_on_a_node(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_program_that_hangs_ends_with_what_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     command = f"sleep 600 & echo $! > {pids}; echo $$ >> {pids}; wait"
-    with pytest.raises(HungDriverError, match="the driver hangs: no answer in 5 s"):
+    with pytest.raises(HungDriverError, match="5 s"):
         run_bounded(["sh", "-c", command], 5.0)
     for pid in map(int, pids.read_text().split()):
         assert until(lambda pid=pid: gone(pid), 30)
 
 
 def test_a_program_that_cannot_be_killed_is_left(tmp_path: Path) -> None:
-    """As one in the driver's uninterruptible sleep: it keeps the pipes, and nobody waits."""
+    """A program in the driver's uninterruptible sleep keeps the pipes: nobody may wait for it."""
     file = tmp_path / "pid"
     before = time.monotonic()
     with pytest.raises(HungDriverError):

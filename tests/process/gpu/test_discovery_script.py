@@ -44,7 +44,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.fixture(params=["nvml", "nvidia-smi"])
 def told(request: pytest.FixtureRequest, node: Node) -> Node:
-    """The node, once for each way in which its driver tells."""
+    """The node, once for each way in which its driver lists GPUs."""
     if request.param == "nvml":
         node.with_nvml()
     return node
@@ -150,7 +150,6 @@ def test_no_gpus(told: Node) -> None:
 
 
 def test_a_node_without_a_driver(node: Node) -> None:
-    """Whatever is installed there: nothing is invented."""
     (node.bin / "nvidia-smi").unlink()
     refusal = node.start(1).refusal
     if no_real_driver():
@@ -174,7 +173,7 @@ def test_both_are_named_where_both_fail(node: Node) -> None:
 
 @pytest.mark.parametrize("place", ["file", "directory"])
 def test_an_nvidia_smi_can_be_named(node: Node, place: str, tmp_path: Path) -> None:
-    """As the development cluster does, whose GPUs are not those that NVML tells of."""
+    """The development cluster names one: its GPUs are not those that NVML lists."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (node.bin / "nvidia-smi").rename(elsewhere / "nvidia-smi")
@@ -193,7 +192,7 @@ def test_cuda_visible_devices_hides_nothing(told: Node) -> None:
 
 
 def test_a_hung_driver_is_not_waited_for(told: Node) -> None:
-    """Nor what cannot be killed in it; the executor sees the end of the script's output."""
+    """Nor a process that cannot be killed; the executor sees the end of the script's output."""
     told.play([gpu(0)], hangs=True)
     began = time.monotonic()
     assert "the driver hangs" in told.start(1, IMPATIENT._replace(driver=1.0)).refusal
@@ -233,7 +232,7 @@ def test_a_lost_gpu_without_a_uuid(node: Node) -> None:
 
 
 def test_a_gpu_that_tells_no_uuid_costs_itself_alone(node: Node) -> None:
-    """An error of NVML's that is not one of a lost GPU, and no nvidia-smi to ask."""
+    """The error is not that of a lost GPU, and there is no nvidia-smi."""
     node.with_nvml()
     node.play([gpu(0, uuid_error=UNKNOWN), gpu(1)])
     good, bad = node.start(2).given_out
@@ -243,7 +242,7 @@ def test_a_gpu_that_tells_no_uuid_costs_itself_alone(node: Node) -> None:
 
 
 def test_a_bad_gpu_is_taken_where_the_better_ones_are_others(told: Node) -> None:
-    """YARN counts it: the executor that it sent here has to start, to be parked."""
+    """YARN counts the bad GPU: the executor that it sent here must start, to be parked."""
     told.play([gpu(0, recovery=1), gpu(1)])
     assert told.start(1).gpus == [UUIDS[1]]
     (bad,) = told.start(1, WaitLimits(bad=0.2)).given_out
@@ -260,7 +259,7 @@ def test_a_bad_gpu_waits_for_a_better_one_to_come_back(told: Node) -> None:
 
 @pytest.fixture
 def stranger() -> Iterator[int]:
-    """Pid of a process that computes, by the driver's word, and has no lease."""
+    """The pid of a process that computes, according to the driver, and has no lease."""
     command = ["sh", "-c", "sleep 600 & echo $!; wait"]  # who reaps it is not this test
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shell:
         assert shell.stdout is not None
@@ -280,7 +279,6 @@ def test_a_gpu_in_use_is_passed_over(told: Node, stranger: int) -> None:
 
 
 def test_where_all_are_in_use_one_is_given_out_as_bad(told: Node, stranger: int) -> None:
-    """YARN counts it: the executor that it sent here has to start, to be parked."""
     told.play([used(0, stranger), used(1, stranger)])
     (first,) = told.start(1, IMPATIENT).given_out
     assert (first["address"], first["state"]) == (UUIDS[0], "bad")
@@ -320,7 +318,7 @@ def test_a_process_on_its_way_out_is_waited_for(told: Node, stranger: int) -> No
 
 @pytest.mark.parametrize("name", ["", "/usr/bin/nvidia-cuda-mps-server"])
 def test_processes_that_take_nothing(told: Node, name: str) -> None:
-    """Of another namespace, or dead, so not to be seen; or CUDA's own server."""
+    """They are invisible (another namespace, or dead), or CUDA's own server."""
     pid = os.getpid() if name else 2**22 + 1
     told.play([used(0, pid, name)])
     assert told.start(1, IMPATIENT).gpus == UUIDS[:1]
@@ -333,7 +331,7 @@ def test_a_process_on_another_mig_device(node: Node, stranger: int) -> None:
 
 
 def test_a_stale_file_is_not_left(node: Node, tmp_path: Path) -> None:
-    """The agent would take it for its own."""
+    """The agent would take it for its own container's."""
     node.play([])
     (tmp_path / script.CONTAINER_GPUS).write_text("stale")
     assert script_in(node, tmp_path).returncode == 1

@@ -1,4 +1,4 @@
-"""Who has a script's leases: the executor that is looked for, and the keepers that outlive it."""
+"""The executor that the discovery script finds, and the keepers that hold its leases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_a_script_whose_output_nobody_reads_leaves_no_keeper(node: Node) -> None:
-    """The executor was killed before it knew its GPUs, and its pid says nothing."""
+    """The executor was killed before it knew its GPUs, and its pid shows nothing."""
     reading, writing = os.pipe()
     os.close(reading)
     directory = node.root / "nobody"
@@ -57,7 +57,6 @@ def test_a_script_whose_output_nobody_reads_leaves_no_keeper(node: Node) -> None
 
 
 def listed(process: int) -> set[str]:
-    """What a process has open."""
     found = set()
     for one in Path(f"/proc/{process}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed just then
@@ -66,7 +65,7 @@ def listed(process: int) -> set[str]:
 
 
 def test_the_keepers_are_good_guests(node: Node) -> None:
-    """YARN can remove the container's directory, and end the container before them."""
+    """YARN can remove the container's directory, and end the container before the keepers."""
     executor = node.start(2)
     assert len(keepers(node.root)) == 2
     leases = {f"{node.environ['HOPSGPU_LEASE_DIR']}/{uuid}" for uuid in UUIDS[:2]}

@@ -1,4 +1,4 @@
-"""Leases in a directory that all users of a node share, some of whom mean no good."""
+"""Leases in a directory that all users of a node share, including malicious ones."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def directory(environ: dict[str, str]) -> Path:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A place like /tmp, where other users get to."""
+    """A directory like /tmp, which other users can reach."""
     with tempfile.TemporaryDirectory(dir="/tmp") as path:
         Path(path).chmod(0o1777)
         yield Path(path)
 
 
 def as_user(uid: int, act: Callable[[], object]) -> None:
-    """Has another user do something, which must not raise."""
+    """Run something as another user, which must not raise."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -76,10 +76,10 @@ def test_one_has_it_until_it_gives_it_back(directory: Path) -> None:
 
 
 def test_the_directory_is_an_absolute_one() -> None:
-    """A relative one is another one in each container."""
+    """A relative path is another directory in each container."""
     environ = {"HOPSGPU_LEASE_DIR": "leases"}
     for ask in (lease_directory, read_leases):
-        with pytest.raises(LeaseError, match="'leases': must be an absolute path"):
+        with pytest.raises(LeaseError, match="'leases'"):
             ask(environ)
     assert not Path("leases").exists()
 
@@ -87,7 +87,7 @@ def test_the_directory_is_an_absolute_one() -> None:
 def test_a_link_in_the_place_of_the_directory_is_not_followed(
     directory: Path, tmp_path: Path
 ) -> None:
-    """Its owner may put one there at any time."""
+    """The directory's owner may replace it by a link at any time."""
     with Leases(directory) as held:
         assert held.take(A)
         directory.rename(tmp_path / "moved")
@@ -130,7 +130,7 @@ def test_a_directory_that_is_none(environ: dict[str, str], tmp_path: Path, kind:
     path = Path(environ["HOPSGPU_LEASE_DIR"])
     (tmp_path / "elsewhere").mkdir()
     path.symlink_to(tmp_path / "elsewhere") if kind == "link" else path.touch()
-    with pytest.raises(LeaseError, match="is not a directory: remove it"):
+    with pytest.raises(LeaseError, match="not a directory"):
         lease_directory(environ)
 
 
@@ -190,7 +190,7 @@ def test_a_removed_file_is_no_lock(directory: Path) -> None:
 
 
 def test_removed_files_are_had_back(directory: Path) -> None:
-    """A cleaner of /tmp, or the owner of the directory, must not free a GPU in use."""
+    """A cleaner of /tmp, or the directory's owner, must not free a GPU in use."""
     with Leases(directory) as held, Leases(directory) as late:
         assert held.take(A) and held.take(B)
         (directory / A).unlink()
@@ -253,7 +253,7 @@ def test_a_node_without_a_directory_has_no_leases(environ: dict[str, str]) -> No
 
 @two_users
 def test_another_users_directory(shared: Path) -> None:
-    """Whoever comes first makes it; but it has to be for all."""
+    """The first user makes it; all users must be able to use it."""
     environ = {"HOPSGPU_LEASE_DIR": str(shared / "leases")}
     as_user(NOBODY, lambda: lease_directory(environ))
     assert (shared / "leases").stat().st_uid == NOBODY

@@ -1,4 +1,4 @@
-"""Odd outputs of nvidia-smi: whatever a field has, and whatever a process is called."""
+"""Odd outputs of nvidia-smi: unusual values of fields, and names of processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ def with_processes(*processes: str) -> str:
 
 
 def two_gpus(first: str = RECORDED) -> str:
-    """A node of two GPUs: another one behind the first."""
     begin, end = RECORDED.index("<gpu "), RECORDED.rindex("</nvidia_smi_log>")
     second = RECORDED[begin:end].replace(UUID, OTHER_UUID).replace(BUS, OTHER_BUS)
     last = first.rindex("</nvidia_smi_log>")
@@ -69,14 +68,14 @@ def two_gpus(first: str = RECORDED) -> str:
 
 
 def each_alone(first: str = RECORDED) -> dict[str, str]:
-    """What a node of two GPUs prints of each, by its bus id and by its index."""
+    """Return what a node of two GPUs prints of each, by its bus id and by its index."""
     second = RECORDED.replace(UUID, OTHER_UUID).replace(BUS, OTHER_BUS)
     return {BUS: first, "0": first, OTHER_BUS: second, "1": second}
 
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Listing]]:
-    """Reads what nvidia-smi prints: of all GPUs, and of one alone (by its bus id)."""
+    """Read what nvidia-smi prints: of all GPUs, and of each alone (by its bus id)."""
     printed: dict[str, str] = {}
     failures: dict[str, str] = {"code": "0"}
 
@@ -200,7 +199,7 @@ def test_a_name_that_pretends_to_be_the_end_of_the_list(
 def test_a_name_that_pretends_to_be_a_gpu(
     read: Callable[..., Listing], fake: str, kernel: tuple[str, ...]
 ) -> None:
-    """The GPUs are then asked for alone; the first one of an output cannot be feigned."""
+    """Each GPU is then queried alone: nothing precedes the first GPU of an output."""
     ends = "</process_name></process_info></processes></gpu>"
     hostile = with_processes(process(ends + fake), process("last"))
     listing = read(two_gpus(hostile), each_alone(hostile), kernel)
@@ -250,7 +249,7 @@ def test_an_output_that_is_cut_off(read: Callable[..., Listing], share: float) -
 
 
 def test_a_list_of_processes_that_is_cut_off(read: Callable[..., Listing]) -> None:
-    """The GPU is known, what computes on it is not: it is given out after the healthy ones."""
+    """The processes of the GPU are unknown, so it is given out after the healthy GPUs."""
     whole = with_processes(process("a"), process("b"))
     cut = whole[: whole.index("<process_name>b")]
     device = only(read(cut, {"0": cut}))

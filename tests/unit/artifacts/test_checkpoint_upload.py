@@ -1,9 +1,10 @@
-"""Checkpoints from a rank's call to the lake: handed over whole, and brought in order."""
+"""Checkpoints on their way from a rank's call to the lake: complete, and in order."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import re
 import shutil
 import tempfile
 import threading
@@ -33,7 +34,6 @@ from hopsgpu.storage.lake import LakePath
 
 @pytest.fixture
 def rank(tmp_path: Path) -> Path:
-    """A rank's directory."""
     directory = tmp_path / "rank-0"
     directory.mkdir()
     return directory
@@ -98,9 +98,8 @@ def test_a_problem_is_raised_once_by_the_next_save(rank: Path, file: Path, lake:
     saves.hand_over(file, CheckpointOptions(1))
     Path(lake.path).write_text("in the way")
     (told,) = bring_all(rank, lake)
-    said = "rank 0's checkpoint at step 1 did not reach the lake: "
-    assert told is not None and told.startswith(said)
-    with pytest.raises(StoreError, match=f"{said}.*The present checkpoint is not saved"):
+    assert told is not None and "at step 1" in told
+    with pytest.raises(StoreError, match=re.escape(told)):
         saves.hand_over(file, CheckpointOptions(2))
     assert saves.pending() == []
     Path(lake.path).unlink()
@@ -145,7 +144,7 @@ def test_a_rank_that_is_killed_while_it_copies_hands_nothing_over(
     rank: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
-        """As a signal that nobody handles."""
+        """Stands for a signal without a handler."""
 
     def killed(*_: object, **__: object) -> None:
         raise Killed
@@ -177,7 +176,7 @@ def test_outside_a_gang_it_is_there_on_return(file: Path, monkeypatch: pytest.Mo
 def test_what_is_no_path_is_refused(monkeypatch: pytest.MonkeyPatch, file: Path, path: Any) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.chdir(file.parent)
-    with pytest.raises(ConfigError, match="path=.*: must be the path of a local directory"):
+    with pytest.raises(ConfigError, match="path="):
         hopsgpu.context().save_checkpoint(path, 1)
 
 
@@ -186,7 +185,7 @@ def test_a_step_out_of_bounds_is_refused(
     monkeypatch: pytest.MonkeyPatch, file: Path, step: int
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(ConfigError, match=r"step=.*: must be an integer ≥ .* < 2\*\*63"):
+    with pytest.raises(ConfigError, match="step="):
         hopsgpu.context().save_checkpoint(file, step)
 
 
@@ -226,7 +225,7 @@ def test_in_a_gang_copies_are_in_the_ranks_directory(
 
 
 class Panic(BaseException):
-    """As a client in Rust raises it."""
+    """Clients in Rust raise such errors."""
 
 
 def test_whatever_goes_wrong_with_an_upload_is_told_and_raised(
@@ -241,9 +240,8 @@ def test_whatever_goes_wrong_with_an_upload_is_told_and_raised(
     (saves.pending()[1] / "saving.json").write_text("half a fi")
     monkeypatch.setattr(Checkpoints, "save", panics)
     told, unread = bring_all(rank, lake)
-    said = "rank 0's checkpoint at step 1 did not reach the lake: "
-    assert told == f"{said}Panic('index out of bounds')"
-    assert unread is not None and "an unknown step did not reach the lake: JSONDecode" in unread
+    assert told is not None and "at step 1" in told and "Panic('index" in told
+    assert unread is not None and "an unknown step" in unread and "JSONDecode" in unread
     assert saves.pending() == []
     with pytest.raises(StoreError, match="an unknown step"):
         saves.hand_over(file, CheckpointOptions(3))
@@ -259,14 +257,14 @@ def test_a_rank_that_saves_on_alone_is_told_once(rank: Path, file: Path, lake: L
         told.append(uploaded[1])
     (warning,) = filter(None, told)
     assert told.index(warning) == 4
-    assert "have not saved step 1: 1; step 0 is the latest complete step" in warning
+    assert "step 1: 1; step 0" in warning
 
 
 # The agent's side.
 
 
 class Told:
-    """What an agent was told, and how often it gave a sign."""
+    """Records what an agent was told, and how often it sent a heartbeat."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -285,7 +283,7 @@ class Told:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Uploads end when it is set, or when they are given up."""
+    """Uploads end when the event is set, or when they are abandoned."""
     go = threading.Event()
     save = Checkpoints.save
 
@@ -313,7 +311,7 @@ def finish(
     then: Callable[[Told, asyncio.Event], Any],
     drops: bool = False,
 ) -> Told:
-    """Ends a rank that has handed over what it has; `then` is called when that has begun."""
+    """End a rank that has handed over its checkpoints; call `then` during the end."""
     told = Told()
 
     async def act() -> None:
@@ -396,11 +394,7 @@ def test_a_thread_that_cannot_be_started_keeps_no_rank_waiting(
 
     asyncio.run(asyncio.wait_for(act(), 120))
     told.warnings.sort()
-    assert [text.partition(": ")[0] for text in told.warnings] == [
-        "rank 0's checkpoint at step 1 did not reach the lake",
-        "rank 0's checkpoint at step 2 did not reach the lake",
-        "rank 0",
-    ]
+    assert ["at step" in text for text in told.warnings] == [True, True, False]
     assert all("can't start new thread" in text for text in told.warnings)
     with pytest.raises(StoreError, match="can't start new thread"):
         PendingCheckpoints(rank).hand_over(file, CheckpointOptions(3))
@@ -432,8 +426,8 @@ def test_what_takes_too_long_is_given_up(
     began = time.monotonic()
     told = finish(rank, lake, returned=returned, then=stop)
     assert time.monotonic() - began < 100
-    assert len(told.warnings) == 1
-    assert told.warnings[0].startswith("2 of rank 0's checkpoints did not reach the lake")
+    (warning,) = told.warnings
+    assert "2 of rank 0's checkpoints" in warning
     assert read(lake, tmp_path / "got") is None
     assert lake.names() == ()
 

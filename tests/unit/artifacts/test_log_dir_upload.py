@@ -141,13 +141,11 @@ def test_a_lake_that_is_out_of_reach_is_tried_again(
     monkeypatch.setattr(worker_carrying, "_MAX_PARALLEL_FILES", 1)
     with monkeypatch.context() as patch:
         patch.setattr(LakePath, "append", refuse)
-        assert carrying.upload_changes() == [
-            f"'0.{EVENTS}' in log_dir is not on the lake yet: nobody answers"
-        ]
+        (early,) = carrying.upload_changes()
+        assert f"'0.{EVENTS}'" in early and "yet: nobody answers" in early
         assert carrying.upload_changes() == []
-        assert carrying.upload_changes(is_last=True) == [
-            f"'0.{EVENTS}' in log_dir is not on the lake: nobody answers"
-        ]
+        (late,) = carrying.upload_changes(is_last=True)
+        assert f"'0.{EVENTS}'" in late and "yet" not in late
     # The second file would not have come through either.
     assert tried == [(lake / f"0.{EVENTS}").url] * 3
     assert carrying.upload_changes() == []
@@ -193,7 +191,7 @@ def test_whatever_goes_wrong_with_a_file_is_told(
     logs: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Panic(BaseException):
-        """As a client in Rust raises it."""
+        """Clients in Rust raise such errors."""
 
     def panics(*_: object) -> None:
         raise Panic("index out of bounds")
@@ -202,7 +200,7 @@ def test_whatever_goes_wrong_with_a_file_is_told(
     (logs / EVENTS).write_bytes(b"one")
     (logs / "losses.csv").write_bytes(b"1")
     (warning,) = carrier(logs, lake).upload_changes()
-    assert warning.endswith("is not on the lake yet: Panic('index out of bounds')")
+    assert "Panic('index out of bounds')" in warning
     assert there(lake) == {"losses.csv": b"1"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from pathlib import Path
 
@@ -48,13 +49,11 @@ def test_a_publish_names_its_version(
 ) -> None:
     store = ModelStore(lake.url)
     store.publish(files, "net", tags=["best"])
-    assert said.messages == [
-        f"published {lake.url}/net/1, 1 files",
-        f"tag 'best' of {lake.url}/net points at version 1",
-    ]
+    published, tagged = said.messages
+    assert f"{lake.url}/net/1" in published and "'best'" in tagged
     store.untag("net", "best")
     store.delete("net", 1)
-    assert said.messages[-1] == f"deleted version 1 of {lake.url}/net"
+    assert "version 1" in said.messages[-1]
 
 
 def test_a_number_that_another_publisher_has_is_named(
@@ -73,14 +72,16 @@ def test_a_number_that_another_publisher_has_is_named(
 
     monkeypatch.setattr(LakePath, "names", names_before_the_other)
     assert version_commit.claim(home) == 2
-    assert said.messages == [f"another publisher has claimed version 1 of {home.url}"]
+    (message,) = said.messages
+    assert "version 1" in message and home.url in message
 
 
 def test_removed_leftovers_are_named(lake: LakePath, said: pytest.LogCaptureFixture) -> None:
     left = lake / STAGING / "dead"
     left.make()
     stale_uploads.sweep(lake, left.stat().modified + 10, age=5)
-    assert said.messages == [f"removed the leftover {left.url} of a dead publisher"]
+    (message,) = said.messages
+    assert left.url in message
 
 
 def test_a_checkpoint_is_named_when_it_is_saved_removed_and_restored(
@@ -90,11 +91,13 @@ def test_a_checkpoint_is_named_when_it_is_saved_removed_and_restored(
     for step in (1, 2):
         checkpoints.save(files_of(files), CheckpointOptions(step, keep=1))
     checkpoint_restore.download_latest([checkpoints], tmp_path / "copies")
-    saved, saved_too, removed, restored = said.messages
-    assert saved.startswith(f"rank 0 saved step 1 in {lake.url}/1, ")
-    assert saved_too.startswith("rank 0 saved step 2 in ")
-    assert removed == f"removes step 1 in {lake.url}: later steps replace it"
-    assert restored == f"rank 0 restores step 2 from {lake.url}/2"
+    assert [re.findall(r"step (\d)", message) for message in said.messages] == [
+        ["1"],
+        ["2"],
+        ["1"],
+        ["2"],
+    ]
+    assert all(lake.url in message for message in said.messages)
 
 
 def test_a_python_environment_of_another_process_is_named(
@@ -104,11 +107,8 @@ def test_a_python_environment_of_another_process_is_named(
     archive.write_text("archive")
     for _ in range(2):
         python_environments.upload(lake, "key", archive, {"bytes": 7}, threading.Event())
-    place = f"{lake.url}/environments/key"
-    assert said.messages == [
-        f"put the Python environment {place} on the lake",
-        f"uses {place}, which another process has uploaded meanwhile",
-    ]
+    made, used = said.messages
+    assert f"{lake.url}/environments/key" in made and "another process" in used
 
 
 def test_a_log_that_cannot_be_uploaded_is_named_once(

@@ -1,4 +1,4 @@
-"""What a version says of itself, and how the parts of ranks are merged."""
+"""The manifest of a version, and the merge of ranks' parts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ URL = "file:///m/net/3/manifest.json"
 
 
 class Number:
-    """As NumPy's and torch's: what `float()` takes."""
+    """Like NumPy's and torch's: `float()` accepts it."""
 
     def __float__(self) -> float:
         return 0.5
@@ -128,7 +128,7 @@ def itself() -> list[object]:
         ({"signature": b"bytes"}, "signature=b'bytes': not a JSON value"),
         (
             {"data": Unprintable()},
-            "data=<Unprintable, whose repr failed: RuntimeError>: not a JSON value",
+            "data=<Unprintable",
         ),
         ({"parameters": itself()}, "parameters: cannot be written as JSON"),
         ({"parameters": 10**5000}, "parameters: cannot be written as JSON"),
@@ -137,7 +137,7 @@ def itself() -> list[object]:
             r"metrics\.a: cannot be written as JSON \(Exceeds the limit",
         ),
         ({"run_id": 7}, "run_id=7: must be a string"),
-        ({"tags": 3}, r"tags=3: must be a list of strings, such as \['candidate'\]"),
+        ({"tags": 3}, "tags=3"),
         ({"tags": ["a/b"]}, "tag='a/b'"),
         ({"tags": ["1"]}, "tag='1'"),
     ],
@@ -259,11 +259,11 @@ def test_files_about_a_process_do_not_contradict_each_other() -> None:
     ("one", "other", "said"),
     [
         ({"a": 1}, {"a": 2}, "ranks 2 and 5 wrote different content to 'a'"),
-        ({"a": 1}, {"a/b": 2}, "rank 2 wrote a file 'a', and rank 5 a directory of the same name"),
+        ({"a": 1}, {"a/b": 2}, "rank 2 .*'a'.* rank 5 a directory"),
         (
             {"a/b/c": 1},
             {"a": 2},
-            "rank 5 wrote a file 'a', and rank 2 a directory of the same name",
+            "rank 5 .*'a'.* rank 2 a directory",
         ),
         ({}, {}, "no rank wrote a file"),
     ],

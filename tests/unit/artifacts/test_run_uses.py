@@ -176,7 +176,7 @@ def test_files_of_held_gangs_become_one(root: LakePath, tmp_path: Path) -> None:
 
 
 def test_a_gang_whose_file_was_taken_goes_on(root: LakePath, tmp_path: Path) -> None:
-    """A launch on it may last for hours, in which its file does not change."""
+    """A launch may last for hours, in which the gang's file does not change."""
     UsageFiles(root).write_held(gang("gang-1"))
     keep_before_removal(root, [], None, LATER)
     later = RunUse("gang-1", "gang", "bob", "", "held", (UsePoint(1.0), UsePoint(9.0, 3600.0)))
@@ -218,7 +218,7 @@ def test_a_file_that_another_removal_took_is_left_to_it(
 def test_a_file_that_another_user_alone_may_rename_is_left_and_counts(
     root: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a sticky directory; the removal of one's own runs goes on."""
+    """In a sticky directory; the removal of the user's own runs continues."""
     UsageFiles(root).write_held(gang("gang-1"))
 
     def refuse(self: LakePath, target: LakePath) -> bool:
@@ -278,7 +278,7 @@ def test_a_line_that_is_torn_is_named_and_the_others_count(root: LakePath, tmp_p
     found = read_uses([root], None, LATER)
     assert [run.run_id for run in found.runs] == ["gang-1"]
     (problem,) = found.problems
-    assert f"{file.name} has lines that are no runs: line 2: " in problem
+    assert file.name in problem and "line 2: " in problem
     assert "(and 1 more line)" in problem
 
 
@@ -290,7 +290,7 @@ def test_a_record_that_is_too_large_is_named_and_not_read(root: LakePath, tmp_pa
     assert [run.run_id for run in found.runs] == [RUN]
     (problem,) = found.problems
     assert problem.startswith("fit-20261122-120000-cccccc: ")
-    assert f"{large} has more than {LARGEST_RECORD} bytes, and was not read" in problem
+    assert str(large) in problem and str(LARGEST_RECORD) in problem
 
 
 def test_a_file_of_removed_runs_that_is_too_large_is_named_and_not_read(

@@ -1,4 +1,4 @@
-"""Runs on the lake, as others than their drivers see them. The lake is a local directory."""
+"""Runs on a local lake, read by processes other than their drivers."""
 
 from __future__ import annotations
 
@@ -80,9 +80,7 @@ def test_what_is_no_record_is_refused(tmp_path: Path, changes: dict[str, Any]) -
 
 def test_a_record_of_another_version_says_what_it_is(tmp_path: Path, store: RunStore) -> None:
     put_run(tmp_path, NEW, schema=1, state="released")
-    words = "was written by another version of hopsgpu: it has schema 1, and this"
-    words += " version reads schema 3"
-    with pytest.raises(StoreError, match=words) as refused:
+    with pytest.raises(StoreError, match="schema 1.*schema 3") as refused:
         store.record(NEW)
     assert refused.value.kind == "schema"
     (run,) = store.read([NEW])
@@ -117,9 +115,7 @@ def test_runs_are_found_by_a_beginning_and_the_newest_first(
     assert store.find("fit-20261121") == OLD
     put_run(tmp_path, f"{OLD}0")
     assert store.find(OLD) == OLD
-    with pytest.raises(
-        ConfigError, match="4 runs begin with 'fit-': .*, …; give more characters of the id"
-    ):
+    with pytest.raises(ConfigError, match="4 runs begin with 'fit-': .*, …"):
         store.find("fit-")
     with pytest.raises(ConfigError, match="there is no run 'other'"):
         store.find("other")

@@ -1,4 +1,4 @@
-"""Which ranks must have saved a step, by what ranks of several worlds announced."""
+"""Which ranks must have saved a step, after ranks of several worlds announced themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ World = tuple[int, Sequence[int]]
 
 
 def savers(*worlds: World) -> SavingRanks:
-    """Worlds in the order of their attempts, each with its size and the ranks that announced."""
+    """`worlds` has each attempt's world size and the ranks that announced themselves."""
     return SavingRanks(
         [
             SavingRank(attempt, rank, size)

@@ -1,4 +1,4 @@
-"""Tags and their history: who moved a tag, when, from which version, and what a rollback does."""
+"""Tags and their history: who moved a tag, when, from which version; and rollbacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from hopsgpu.storage.lake import LakePath
 
 @pytest.fixture
 def store(tmp_path: Path) -> ModelStore:
-    """A store with five versions of one model."""
     source = tmp_path / "model"
     source.mkdir()
     (source / "weights.pt").write_bytes(b"weights")
@@ -105,7 +104,7 @@ def test_a_tag_that_never_was_has_no_history(store: ModelStore) -> None:
 
 
 def test_a_tag_without_history_begins_one(home: LakePath, store: ModelStore) -> None:
-    """As an earlier hopsgpu wrote it."""
+    """An earlier hopsgpu wrote the tag."""
     (home / "_tags").make()
     (home / "_tags" / "production").write(json.dumps({"version": 3}).encode())
     assert store.history("net", "production") == ()

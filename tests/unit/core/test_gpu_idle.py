@@ -1,4 +1,4 @@
-"""When people are told of GPUs that idle, and when that ends a run, by any clock."""
+"""When idle GPUs lead to a warning, and when they end a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ Use = Mapping[str, float | None]
 
 
 class Gang:
-    """The GPUs of two ranks, sampled every second."""
-
     def __init__(
         self,
         warning: float | None = 60.0,
@@ -29,7 +27,7 @@ class Gang:
     def go(self, seconds: int, **use: float | None) -> IdleVerdict | None:
         """Let time pass with this utilisation by GPU; return the verdict that ends the run.
 
-        Of a GPU that is not named no sample arrives.
+        A GPU that is not named sends no sample.
         """
         for _ in range(seconds):
             self.now += 1.0

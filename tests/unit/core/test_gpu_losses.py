@@ -29,7 +29,7 @@ def test_kinds_add_up_to_what_was_held() -> None:
 
 
 def test_parts_are_never_more_than_the_whole() -> None:
-    """A rank may have waited before the others ran, and so more than counts as training."""
+    """A rank may have waited before the others ran, so more than counts as training."""
     amounts = (0.0, 3.0, 8.0)
     for starting, data, saves, unused in itertools.product(amounts, repeat=4):
         seconds = split_gpu_seconds(10.0, 5.0, 1.0, starting, RankLosses(data, saves, unused))

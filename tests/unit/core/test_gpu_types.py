@@ -1,4 +1,4 @@
-"""Types of GPUs, the nodes that have them, and what marks those."""
+"""GPU types, the nodes that have them, and the resources that mark these nodes."""
 
 from __future__ import annotations
 

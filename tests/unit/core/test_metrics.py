@@ -1,4 +1,4 @@
-"""What ranks report, from the user's function to the driver, and what NVML tells of their GPUs."""
+"""Ranks' reports, from the user's function to the driver, and samples of their GPUs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GPU = "GPU-11111111-2222-3333-4444-555555555555"
 
 @pytest.fixture
 def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A rank's file of reports; `context()` is that rank's."""
+    """A rank's file of reports; `context()` is the context of that rank."""
     described = tmp_path / "context.json"
     places = (tmp_path / "model", f"file://{tmp_path}/checkpoints", f"file://{tmp_path}/logs")
     Context(1, 0, 2, "node1", (GPU,), "worker", "r", 0, *places).dump(described)
@@ -49,7 +49,7 @@ def records(file: Path) -> list[dict[str, Any]]:
 
 
 def folded(file: Path) -> Metrics:
-    """What the driver makes of a file of rank 1."""
+    """Return what the driver makes of a file of rank 1."""
     metrics_chunk, metrics = MetricsChunk(), Metrics([0, 1])
     metrics_chunk.add(file.read_bytes())
     metrics.add_chunk(1, metrics_chunk.flush())
@@ -197,7 +197,7 @@ def test_threads_and_forked_children_report_whole_lines(reports: Path) -> None:
 
 
 def follow_while(file: Path, work: Callable[[], None]) -> tuple[Metrics, int]:
-    """What comes of a file while something is done in a thread, and in how many messages."""
+    """Return what is read from a file while a thread runs, and in how many messages."""
     metrics = Metrics([0])
     sent = 0
 

@@ -1,4 +1,4 @@
-"""hopsgpu's own log: nothing without being asked for, and then where it is to be."""
+"""hopsgpu's own log: silent by default, else at the configured destination."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OURS = logging.getLogger("hopsgpu")
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """What a test changes of the logger is taken back."""
+    """Undo a test's changes of the logger."""
     handlers, level, propagate = list(OURS.handlers), OURS.level, OURS.propagate
     yield
     OURS.handlers[:], OURS.propagate = handlers, propagate
@@ -29,7 +29,7 @@ def _as_before() -> Iterator[None]:
 
 
 def told(code: str) -> tuple[str, str]:
-    """What a fresh interpreter writes to stdout and stderr."""
+    """Return what a fresh interpreter writes to stdout and stderr."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

@@ -23,13 +23,13 @@ from hopsgpu.errors import ConfigError
 
 @pytest.mark.parametrize("workers", [0, -1, 1.0, "2", True, None])
 def test_workers(workers: object) -> None:
-    with pytest.raises(ConfigError, match="workers=.*must be an integer ≥ 1"):
+    with pytest.raises(ConfigError, match="workers="):
         GangSpec("run", workers=workers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("gpus", [-1, 1.5, "1", True, None])
 def test_gpus(gpus: object) -> None:
-    with pytest.raises(ConfigError, match="gpus_per_worker=.*must be an integer ≥ 0"):
+    with pytest.raises(ConfigError, match="gpus_per_worker="):
         GpuRequest(gpus)  # type: ignore[arg-type]
 
 
@@ -62,10 +62,7 @@ def test_names(name: object) -> None:
 
 @pytest.mark.parametrize("name", ["漢" * 67, "ü" * 99 + "漢", "𠀀" * 51], ids=["3", "2", "4"])
 def test_names_are_bounded_in_bytes(name: str) -> None:
-    said = (
-        f"name='{name[0]}.*: must be a name of at most 200 bytes in UTF-8, not {len(name.encode())}"
-    )
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=f"name=.* 200 bytes .*{len(name.encode())}"):
         GangSpec(name)
 
 
@@ -159,9 +156,9 @@ def test_independent_ranks_see_their_own_gpus_only() -> None:
     spec = GangSpec("run", workers=2, independent_ranks=True)
     assert (spec.independent_ranks, spec.visible) == (True, "rank")
     for fields, words in (
-        ({"visible": "container"}, "with visible='container'.*leave visible out"),
+        ({"visible": "container"}, "visible='container'"),
         ({"parameter_servers": 1}, "with parameter_servers=1"),
-        ({"independent_ranks": "yes"}, "independent_ranks='yes': must be True or False"),
+        ({"independent_ranks": "yes"}, "independent_ranks='yes'"),
     ):
         with pytest.raises(ConfigError, match=words):
             GangSpec("run", **{"workers": 2, "independent_ranks": True, **fields})  # type: ignore[arg-type]
@@ -191,17 +188,17 @@ def test_an_elastic_gang_has_a_smallest_size() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"least_workers": 0}, r"workers=\(0, 4\): must be an integer ≥ 1, or the smallest"),
-        ({"least_workers": 1.5}, r"workers=\(1.5, 4\): must be an integer"),
-        ({"least_workers": True}, r"workers=\(True, 4\): must be an integer"),
-        ({"least_workers": 5}, r"workers=\(5, 4\): the smallest size comes first, as in \(4, 5\)"),
+        ({"least_workers": 0}, r"workers=\(0, 4\)"),
+        ({"least_workers": 1.5}, r"workers=\(1.5, 4\)"),
+        ({"least_workers": True}, r"workers=\(True, 4\)"),
+        ({"least_workers": 5}, r"workers=\(5, 4\).*\(4, 5\)"),
         (
             {"least_workers": 3, "gpus": GpuRequest(0.5)},
-            r"workers=\(3, 4\) with gpus_per_worker=0.5: workers must be a multiple of 2",
+            r"gpus_per_worker=0.5.*multiple of 2",
         ),
         (
             {"least_workers": 2, "parameter_servers": 1},
-            r"parameter_servers=1 with workers=\(2, 4\): an elastic gang has no parameter servers",
+            r"parameter_servers=1 with workers=\(2, 4\)",
         ),
     ],
 )

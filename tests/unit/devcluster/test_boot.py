@@ -23,9 +23,7 @@ def test_hdfs_of_another_hadoop_is_left_alone(tmp_path: Path) -> None:
     block.touch()
     state = ClusterState(ClusterSpec(hadoop="3.3.6"), "none", "/jdk", {})
     starter = DaemonStarter(layout, state, DaemonJars("3.3.6", tmp_path, None))
-    with pytest.raises(
-        ClusterError, match=r"Hadoop 3\.5\.0 created .*, and 3\.3\.6 may not read it"
-    ):
+    with pytest.raises(ClusterError, match=r"3\.5\.0 .*3\.3\.6"):
         starter.format_namenode()
     assert block.exists() and layout.format_marker.read_text() == "3.5.0"
 
@@ -36,5 +34,5 @@ def test_hdfs_of_one_name_node_gets_no_second_one(tmp_path: Path) -> None:
     layout.format_marker.write_text("3.5.0")
     state = ClusterState(ClusterSpec(hadoop="3.5.0", namenode_ha=True), "none", "/jdk", {})
     starter = DaemonStarter(layout, state, DaemonJars("3.5.0", tmp_path, None))
-    with pytest.raises(ClusterError, match="created for one NameNode: use another --dir"):
+    with pytest.raises(ClusterError, match="one NameNode: "):
         starter.format_namenode()

@@ -52,7 +52,7 @@ def test_a_client_with_the_bundle_trusts_every_address(
 
 
 def handshake(serving: ssl.SSLContext, trusting: ssl.SSLContext, name: str) -> str | None:
-    """Connects as to a host of that name; what the client refuses, or None."""
+    """Connect to a host of that name; return why the client refuses, or None."""
     ours, theirs = socket.socketpair()
 
     def serve() -> None:

@@ -1,4 +1,4 @@
-"""The class-data archive: which file is whose, who makes it, and what a JVM is told of it."""
+"""The class-data archive: its file, its creation, and the options of JVMs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def found(java: Path, spark: Path) -> ClassArchive:
 def made(
     archive: ClassArchive, tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
-    """What is said while a program in place of Spark makes it."""
+    """Return what is reported while a program in place of Spark creates the archive."""
     program, said = tmp_path / "program", list[str]()
     program.write_text(script)
     program.chmod(0o755)

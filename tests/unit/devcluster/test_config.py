@@ -1,4 +1,4 @@
-"""The size of a cluster and the --conf file: what is taken, and what is refused how."""
+"""The size of a cluster and the --conf file: accepted and refused values."""
 
 from __future__ import annotations
 

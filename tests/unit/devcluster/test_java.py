@@ -1,4 +1,4 @@
-"""Which Java is taken, and what is said when none can be."""
+"""Which Java is chosen, and the error without one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hopsgpu.errors import ClusterError
 
 
 def jdk(home: Path, version: str) -> Path:
-    """A fake JDK whose java says of itself what a real one says."""
+    """Make a fake JDK whose java describes itself like a real one."""
     binary = home / "bin" / "java"
     binary.parent.mkdir(parents=True)
     binary.write_text(

@@ -1,4 +1,4 @@
-"""Ports: free, held against others, and left to the daemon that they are meant for."""
+"""Ports: free, held against other programs, and left to their daemon."""
 
 from __future__ import annotations
 

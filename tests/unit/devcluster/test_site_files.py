@@ -1,4 +1,4 @@
-"""The configuration as values, and the files made of it."""
+"""The configuration as values, and the files that are written from it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_every_port_of_a_daemon_is_its_own(tmp_path: Path) -> None:
 
 
 def test_two_clusters_of_one_machine_share_no_directory(tmp_path: Path) -> None:
-    """Hadoop's defaults for these, hadoop.tmp.dir among them, lie in /tmp."""
+    """Hadoop's defaults, hadoop.tmp.dir among them, are in /tmp."""
     stores = {
         "core-site": {"hadoop.tmp.dir"},
         "hdfs-site": {"dfs.namenode.name.dir", "dfs.datanode.data.dir"},

@@ -1,4 +1,4 @@
-"""What a directory remembers, and who may change it at a time."""
+"""The saved state of a cluster's directory, and its lock."""
 
 from __future__ import annotations
 

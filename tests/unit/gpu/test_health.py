@@ -1,4 +1,4 @@
-"""What the driver tells of a GPU, and what is thought of it."""
+"""Verdicts on readings of a GPU's health."""
 
 from __future__ import annotations
 

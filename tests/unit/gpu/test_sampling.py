@@ -1,4 +1,4 @@
-"""What NVML tells of a rank's GPUs while it runs, by a stand-in for its module."""
+"""Samples and events of a rank's GPUs, from a stand-in for pynvml."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GPU = "GPU-11111111-2222-3333-4444-555555555555"
 
 @pytest.fixture(autouse=True)
 def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread gets a core within a second on idle machines only."""
+    """Wait long: on a busy machine, a thread may not get a core within a second."""
     monkeypatch.setattr(sampling_module, "_JOIN_SECONDS", SECONDS)
 
 
@@ -157,7 +157,7 @@ class FakeNvml:
 
 
 class Samples:
-    """What a sampler told, and a word when something more has come."""
+    """Records samples, and sets an event at each."""
 
     def __init__(self) -> None:
         self.told: list[GpuSample] = []
@@ -177,7 +177,6 @@ class Samples:
 
 
 def sampled(nvml: Any, gpus: list[str], count: int) -> list[GpuSample]:
-    """The first samples that a sampler tells."""
     samples = Samples()
 
     async def go() -> None:
@@ -211,7 +210,8 @@ def test_a_simulated_gpu_is_told_of_once_and_not_sampled(caplog: pytest.LogCaptu
         "NVML does not know the GPU: Not Found"
     ]
     assert all(sample.utilisation == 0 for sample in told[1:])
-    assert caplog.messages == ["does not sample GPU-sim-0: NVML does not know the GPU: Not Found"]
+    (message,) = caplog.messages
+    assert "GPU-sim-0" in message and "Not Found" in message
 
 
 def test_what_a_gpu_does_not_support_is_left_out() -> None:
@@ -250,7 +250,7 @@ def test_a_lost_gpu_is_told_of_once_and_asked_again() -> None:
 
 
 def befallen(nvml: FakeNvml, gpus: list[str], change: Callable[[], None]) -> tuple[Any, int]:
-    """What befell GPUs after a change, and how often one was said to be beyond hope."""
+    """Return the events after a change, and how often a GPU was reported as unusable."""
     samples, broken = Samples(), threading.Semaphore(0)
 
     async def go() -> Observations:
@@ -305,7 +305,7 @@ def test_an_event_of_a_gpu_that_tells_no_uuid_counts_for_all_of_the_rank() -> No
 
 
 def seen_until_broken(nvml: FakeNvml, gpus: list[str], change: Callable[[], None]) -> Observations:
-    """What is seen of GPUs until one is said to be beyond hope, as it is after a change."""
+    """Return what is observed after a change, until a GPU is reported as unusable."""
     samples, broken = Samples(), threading.Event()
 
     async def go() -> Observations:
@@ -358,7 +358,7 @@ def test_a_driver_without_events_is_sampled_all_the_same() -> None:
 
 
 def problems(nvml: Any, missing: str | None = None) -> tuple[list[GpuSample], dict[str, str]]:
-    """What is told of a GPU that is sampled twice, and what cannot be noticed of it."""
+    """Return the problems of a GPU that is sampled twice."""
     samples = Samples()
 
     async def go() -> Observations:
