@@ -65,7 +65,7 @@ class ExecutorLoop(ABC):
 
     @abstractmethod
     def _on_poll(self) -> None:
-        """Check what else no event announces, and record the executors on the run's board."""
+        """Poll what no event announces, and record the executors on the run's board."""
 
     @abstractmethod
     def _close(self) -> None:
@@ -159,7 +159,11 @@ class ExecutorLoop(ABC):
         self.allocator.release_executors(keys)
 
     def _exclude(self, exclusions: Exclusions) -> None:
-        """Start no more ranks on these GPUs and nodes, and on no others that were excluded."""
+        """Start no more ranks on these GPUs and nodes.
+
+        Args:
+            exclusions: include all earlier exclusions.
+        """
         log.info("%s: excludes %s", self.run_id, exclusions)
         try:
             excluded = self.allocator.exclude(exclusions)

@@ -1,8 +1,7 @@
 """Decides which item runs on which executor, and how many executors a run requests.
 
-An item is an item of a search, or a part of a table that is scored. The module is pure: it uses no
-Spark, Optuna, socket or clock. The caller records what has happened together with the time, and
-performs the decisions.
+An item is a trial of a search, or a part of a table that is scored. The module is pure: the caller
+records events with their time, and performs the decisions.
 """
 
 from __future__ import annotations
@@ -296,7 +295,7 @@ class Placement:
         """Return how many items executors have been given before they need them."""
         if not self.terms.ahead:
             return 0
-        return sum(max(taken - self.terms.slots, 0) for taken in self.taken_slots.values())
+        return sum(max(count - self.terms.slots, 0) for count in self.taken_slots.values())
 
     def _is_stuck(self, now: float) -> bool:
         """Return whether idle executors have waited too long for others to start an item with."""
@@ -311,8 +310,8 @@ class Placement:
     def _count_unrequested(self) -> int:
         if self.is_exhausted:
             return 0
-        known = self.ended + len(self.running) + len(self.waiting) + self.requested
-        return max(self.terms.items - known, 0)
+        assigned = self.ended + len(self.running) + len(self.waiting) + self.requested
+        return max(self.terms.items - assigned, 0)
 
     def _count_ready_wanted(self) -> int:
         """Return how many proposals to have ready: for free slots, and for items that end soon."""
@@ -324,8 +323,8 @@ class Placement:
 
     def _idle_executors(self) -> list[int]:
         """Return the executors without a running item, the latest arrival first."""
-        whole = self.terms.places
-        return [key for key, e in reversed(self._executors.items()) if len(e.free) == whole]
+        all_places = self.terms.places
+        return [key for key, e in reversed(self._executors.items()) if len(e.free) == all_places]
 
     def _choose_starts(self) -> tuple[Start, ...]:
         free = {key: set(e.free) for key, e in self._executors.items() if e.free}
@@ -350,18 +349,18 @@ class Placement:
 
     def _choose_slots(self, free: dict[int, set[int]]) -> tuple[Slot, ...]:
         """Take slots for an item from the free ones: near each other, and on fuller executors."""
-        taken: list[Slot] = []
-        while len(taken) < self.terms.ranks:
-            key = self._choose_executor(free, self.terms.ranks - len(taken), taken)
+        chosen: list[Slot] = []
+        while len(chosen) < self.terms.ranks:
+            key = self._choose_executor(free, self.terms.ranks - len(chosen), chosen)
             index = min(free[key])
             free[key].discard(index)
             if not free[key]:
                 del free[key]
-            taken.append(Slot(key, index))
-        return tuple(taken)
+            chosen.append(Slot(key, index))
+        return tuple(chosen)
 
     def _choose_executor(
-        self, free: Mapping[int, set[int]], wanted: int, taken: Collection[Slot]
+        self, free: Mapping[int, set[int]], wanted: int, chosen: Collection[Slot]
     ) -> int:
         if self.terms.ahead:
             return max(free, key=lambda key: len(free[key]))
@@ -372,7 +371,7 @@ class Placement:
         for key, indexes in free.items():
             on_hosts[self._executors[key].host] += len(indexes)
 
-        near = {self._executors[slot.executor].host for slot in taken}
+        near = {self._executors[slot.executor].host for slot in chosen}
 
         def preference(key: int) -> tuple[bool, bool, int]:
             host = self._executors[key].host

@@ -23,7 +23,7 @@ from hopsgpu.runs.status_board import GangBoard
 log = logging.getLogger(__name__)
 
 
-@takes(LaunchOptions, documented=False)
+@takes(LaunchOptions, is_documented=False)
 def plan(options: LaunchOptions, interrupted: threading.Event) -> LaunchPlan:
     """Return what `launch` would do with these arguments; request no executors and run nothing.
 
@@ -36,7 +36,7 @@ def plan(options: LaunchOptions, interrupted: threading.Event) -> LaunchPlan:
     return plan_of(checked, "<run_id>", checked.data)
 
 
-@takes(LaunchOptions, documented=False)
+@takes(LaunchOptions, is_documented=False)
 def submit(options: LaunchOptions, interrupted: threading.Event) -> Run:
     """Start the same as `launch`, and return a Run at once.
 

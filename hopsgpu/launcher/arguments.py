@@ -21,8 +21,8 @@ from hopsgpu.launcher.function_shipping import (
     PickledFunction,
     check_accepts,
     keywords,
-    packed,
-    pickled,
+    pack_function,
+    pickle_function,
     positional,
 )
 from hopsgpu.launcher.options import (
@@ -150,9 +150,11 @@ def item_arguments(
         call: the function, or a function that calls it, with its arguments.
 
     Raises:
-        ConfigError, KeyboardInterrupt: as `packed`.
+        ConfigError, KeyboardInterrupt: as `pack_function`.
     """
-    packed_function = packed(function, call, gang.application, gang.spec.env_vars, interrupted)
+    packed_function = pack_function(
+        function, call, gang.application, gang.spec.env_vars, interrupted
+    )
     return ItemArguments(
         **vars(gang),
         function=packed_function,
@@ -211,10 +213,10 @@ def _arguments(
     progress = progress_of(options.progress)
     args, kwargs = positional(options.args), keywords(options.kwargs)
     check_accepts(train_fn, args, kwargs)
-    call = pickled(train_fn, args, kwargs)
+    call = pickle_function(train_fn, args, kwargs)
     # Only now, so that a wrong option is reported even if there is no session.
     gang = find_gang()
-    function = packed(train_fn, call, gang.application, gang.spec.env_vars, interrupted)
+    function = pack_function(train_fn, call, gang.application, gang.spec.env_vars, interrupted)
     check_data(data, gang.application)
     tracking = _tracking(gang.application)
     is_traced = options.model is not None or tracking is not None

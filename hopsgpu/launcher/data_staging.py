@@ -29,11 +29,11 @@ from hopsgpu.units import MIB, count_of
 log = logging.getLogger(__name__)
 
 _OWNERS_ONLY = 0o700
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 # Footers that are read between two progress reports.
 _REPORT_FILES = 100
 # Columns that a record names; a table of features can have thousands.
-_MOST_COLUMNS = 200
+_MAX_COLUMNS = 200
 
 
 class StagedSources:
@@ -53,12 +53,12 @@ class StagedSources:
         cancelled: threading.Event,
     ) -> None:
         self._datasets = datasets
-        self._places = plan.paths
+        self._urls = plan.paths
         self._home = LakePath(plan.paths["run"], stop=cancelled) / DEFAULT_NAME
         self._application = application
         self._board = board
         self._cancelled = cancelled
-        self._keeps = datasets is not None and application.should_keep_data
+        self._should_keep = datasets is not None and application.should_keep_data
         self.sources: Mapping[str, ParquetSource] = {}
         self.reference: Mapping[str, DataRecord] | None = None
 
@@ -95,7 +95,7 @@ class StagedSources:
 
     def keep(self) -> None:
         """Have what was written for the run stay on the lake, for a run that resumes this one."""
-        self._keeps = True
+        self._should_keep = True
 
     @contextlib.contextmanager
     def _written(self, datasets: Datasets) -> Iterator[None]:
@@ -110,19 +110,19 @@ class StagedSources:
                 self._write(datasets.label(name), frame)
             yield
         finally:
-            if not self._keeps:
+            if not self._should_keep:
                 self._remove()
 
     def _write(self, label: str, frame: Any) -> None:
-        log.debug("%s: writes %s to %s", self._board.run_id, label, self._places[label])
+        log.debug("%s: writes %s to %s", self._board.run_id, label, self._urls[label])
 
         def report(written: WriteProgress) -> None:
-            self._tell(f"writing {label}: {written}")
+            self._report(f"writing {label}: {written}")
 
         write_frame(
             self._application,
             frame,
-            self._places[label],
+            self._urls[label],
             label=label,
             tag=f"{self._board.run_id}-{label}",
             cancelled=self._cancelled,
@@ -132,22 +132,24 @@ class StagedSources:
     def _read(self, datasets: Datasets, name: str) -> ParquetSource:
         label = datasets.label(name)
 
-        lake = LakePath(self._places[label], stop=self._cancelled)
+        lake = LakePath(self._urls[label], stop=self._cancelled)
         cancellation = f"the run was cancelled while the footers of {label} were read"
 
-        def progressed(done: int, files: int) -> None:
+        def report_progress(read_count: int, files: int) -> None:
             if self._cancelled.is_set():
                 raise Cancelled(cancellation)
-            if done % _REPORT_FILES == 0:
-                self._tell(f"reading the footers of {label}: {done} of {count_of(files, 'file')}")
+            if read_count % _REPORT_FILES == 0:
+                self._report(
+                    f"reading the footers of {label}: {read_count} of {count_of(files, 'file')}"
+                )
 
-        self._tell(f"reading the footers of {label}")
+        self._report(f"reading the footers of {label}")
         log.debug("%s: reads the footers of %s", self._board.run_id, label)
         # In a separate thread, because a lake that hangs would delay a cancellation for too long.
         reading = BoundedCall(
-            f"hopsgpu-{self._board.run_id}-footers", lambda: read_source(lake, progressed)
+            f"hopsgpu-{self._board.run_id}-footers", lambda: read_source(lake, report_progress)
         )
-        while not reading.wait(_LOOK_SECONDS):
+        while not reading.wait(_POLL_SECONDS):
             if self._cancelled.is_set():
                 raise Cancelled(cancellation)
         try:
@@ -162,7 +164,7 @@ class StagedSources:
             )
         return source
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self._board.state(GangState.PREPARING, why=text)
 
     def _remove(self) -> None:
@@ -178,15 +180,15 @@ class StagedSources:
     def _reference(self, data: Data, source: ParquetSource) -> DataRecord:
         written = source.url.startswith(f"{self._home.url}/")
         columns = columns_of(source)
-        unnamed = len(columns) - _MOST_COLUMNS
+        unnamed = len(columns) - _MAX_COLUMNS
         return DataRecord(
             url=source.url,
             written=written,
-            kept=self._keeps if written else True,
+            kept=self._should_keep if written else True,
             rows=source.num_rows,
             bytes=source.num_bytes,
             files=len(source.files),
-            schema=dict([*columns.items()][:_MOST_COLUMNS]),
+            schema=dict([*columns.items()][:_MAX_COLUMNS]),
             more_columns=max(unnamed, 0),
             remainder=data.remainder,
             seed=data.seed,
@@ -197,7 +199,7 @@ class StagedData(StagedSources):
     """The data of a launch, divided among its ranks.
 
     Attributes:
-        parts: the serialized shards for each rank; empty without data.
+        shards: serialized shards for each rank; empty without data.
     """
 
     def __init__(
@@ -210,7 +212,7 @@ class StagedData(StagedSources):
     ) -> None:
         super().__init__(datasets, plan, application, board, cancelled)
         self._ranks = plan.spec.workers
-        self.parts: Sequence[bytes] = ()
+        self.shards: Sequence[bytes] = ()
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
@@ -221,10 +223,12 @@ class StagedData(StagedSources):
         """
         with super().ready():
             if self._datasets is not None:
-                self.parts = serialized_shards(self._datasets, self.sources, self._ranks)
+                self.shards = serialized_shards(self._datasets, self.sources, self._ranks)
             yield
 
-    def parts_for(self, ranks: int, positions: Sequence[Mapping[str, Any]] = ()) -> Sequence[bytes]:
+    def shards_for(
+        self, ranks: int, positions: Sequence[Mapping[str, Any]] = ()
+    ) -> Sequence[bytes]:
         """Return the serialized shards for each rank of a world that continues at a checkpoint.
 
         Args:
@@ -241,11 +245,11 @@ class StagedData(StagedSources):
         if self._datasets is None:
             return ()
         if not positions and ranks == self._ranks:
-            return self.parts
-        known = [Position.from_fields(fields) for fields in positions]
-        position = common_position(known) if known else Position({})
-        position, others = position.of_data(digests_of(self._datasets, self.sources))
-        for name in others:
+            return self.shards
+        checkpoint_positions = [Position.from_fields(fields) for fields in positions]
+        position = common_position(checkpoint_positions) if checkpoint_positions else Position({})
+        position, other_names = position.of_data(digests_of(self._datasets, self.sources))
+        for name in other_names:
             self._board.warn(
                 f"{self._datasets.label(name)} ({self.sources[name].url}) is other data, or is"
                 " dealt in another way, than that of the checkpoint from which the ranks continue:"

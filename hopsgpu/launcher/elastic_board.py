@@ -173,14 +173,14 @@ class ElasticBoard(GangBoard):
         until = self._timeline.released or now
         held = self._account.seconds(until).held
         warming = self._warming_account.seconds(until).held
-        whole = training = 0.0
+        in_worlds = training = 0.0
         for number, world in enumerate(self._worlds):
-            whole += self._split_gpu_seconds(number, world.began, now)
+            in_worlds += self._split_gpu_seconds(number, world.began, now)
             if world.started is not None:
                 training += self._split_gpu_seconds(number, max(world.started, world.began), now)
         publishing = self._published_before + self._publishing(now)
         losses = self._lost_before + self._lost_by_ranks
-        return split_gpu_seconds(held, training, publishing, warming + whole - training, losses)
+        return split_gpu_seconds(held, training, publishing, warming + in_worlds - training, losses)
 
     def _publishing(self, now: float) -> float:
         """Return the GPU seconds of the last world's upload, until now if it is under way."""

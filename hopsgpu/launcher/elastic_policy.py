@@ -356,8 +356,8 @@ class ElasticPolicy:
 
     def _max_size(self, usable: int) -> int:
         """Return the largest size that the next world may have."""
-        most, given = self._terms.max_executors, self._reserved_count
-        return min(most, max(usable - given, self._terms.min_executors)) if given else most
+        most, reserved = self._terms.max_executors, self._reserved_count
+        return min(most, max(usable - reserved, self._terms.min_executors)) if reserved else most
 
     @property
     def _reserved_count(self) -> int:
@@ -370,11 +370,11 @@ class ElasticPolicy:
         self._world = _World(keys, now)
         self._has_started_world = True
         self._partial_releases = 0
-        left = set(surplus)
+        unused = set(surplus)
         if self._reserved_count:
-            left |= self._executors.keys() - set(keys)
+            unused |= self._executors.keys() - set(keys)
         self._promised_count = 0
-        released = self._release(left)
+        released = self._release(unused)
         wanted = self._count_wanted(now)
         return ElasticDecision(wanted=wanted, start=keys, release=released)
 
@@ -446,9 +446,9 @@ class ElasticPolicy:
             return False
         if self._terms.run_timeout is None:
             return True
-        left = self._terms.run_timeout - (now - world.started_at)
+        seconds_left = self._terms.run_timeout - (now - world.started_at)
         size = len(world.keys)
-        return self._resize_seconds < left * more / (size + more)
+        return self._resize_seconds < seconds_left * more / (size + more)
 
     def _spare_seconds(self, world: _World) -> float:
         """Return how long spare executors are held for a checkpoint."""
@@ -519,12 +519,12 @@ def outlook(policy: ElasticPolicy, wanted: int, gpus: int, why: str) -> str:
         is_growth = policy.stop_reason is WorldEnd.GREW
         parts.append(f"the ranks start again as a {'larger' if is_growth else 'smaller'} world")
     elif policy.giving_count:
-        given = (
+        offer = (
             count_of(policy.giving_count * gpus, "GPU")
             if gpus
             else count_of(policy.giving_count, "executor")
         )
-        parts.append(f"gives {given} to waiting gangs at its next checkpoint")
+        parts.append(f"gives {offer} to waiting gangs at its next checkpoint")
     elif policy.growing_count:
         parts.append(
             f"grows by {count_of(policy.growing_count, 'executor')} at its next checkpoint"

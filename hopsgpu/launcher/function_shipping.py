@@ -24,7 +24,7 @@ from hopsgpu.packaging.pickling import name_of, pickle_call, unloadable_call_err
 from hopsgpu.packaging.preload import scan_function
 
 # The rest of the payload is for the data's shards, which travel in the same message.
-_MOST_CALL = MAX_PAYLOAD - MAX_SHARD_BYTES
+_MAX_CALL_BYTES = MAX_PAYLOAD - MAX_SHARD_BYTES
 
 
 def check_callable(function: object, label: str = "train_fn") -> None:
@@ -68,12 +68,12 @@ def check_accepts(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    all_known: bool = True,
+    are_all_known: bool = True,
 ) -> None:
     """Check that a function accepts arguments.
 
     Args:
-        all_known: whether these are all arguments; if not, others may be added later.
+        are_all_known: whether these are all arguments; if not, others may be added later.
 
     Raises:
         ConfigError: the function does not accept them.
@@ -83,7 +83,7 @@ def check_accepts(
     except (TypeError, ValueError):  # some built-in functions have none
         return
     try:
-        (signature.bind if all_known else signature.bind_partial)(*args, **kwargs)
+        (signature.bind if are_all_known else signature.bind_partial)(*args, **kwargs)
     except TypeError as error:
         raise ConfigError(
             f"train_fn={name_of(train_fn)}{signature} does not accept these args and kwargs:"
@@ -107,7 +107,7 @@ class PickledFunction:
     risks: Mapping[type, object]
 
 
-def pickled(
+def pickle_function(
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -124,14 +124,14 @@ def pickled(
     noted, risks = ImportRecorder(), LoadRisks()
     call = pickle_call(function, args, kwargs, import_recorder=noted, risks=risks)
     _check_size(len(call), 0)
-    for one in later:
-        noted.record(one, is_by_value=True)
+    for value in later:
+        noted.record(value, is_by_value=True)
     return PickledFunction(function, args, kwargs, call, noted.modules(), risks.samples)
 
 
-def packed(
+def pack_function(
     train_fn: Callable[..., Any],
-    given: PickledFunction,
+    pickled: PickledFunction,
     application: GangApplication,
     env_vars: Mapping[str, str],
     interrupted: threading.Event | None = None,
@@ -139,7 +139,7 @@ def packed(
     """Pack a function with the user's modules that it needs, which travel with it.
 
     Args:
-        given: what was pickled, the function or one that calls it.
+        pickled: what was pickled, the function or one that calls it.
 
     Raises:
         ConfigError: the modules and the pickled call are too large to travel, or ranks could not
@@ -151,10 +151,10 @@ def packed(
         if interrupted is not None and interrupted.is_set():
             raise interruption("interrupted before anything was requested")
 
-    packer, call, imported = application.packer, given.call, given.imported
+    packer, call, imported = application.packer, pickled.call, pickled.imported
     pickle_one = functools.partial(_call_with, repr)
     with application.load_checks.run_during(
-        call, given.risks, env_vars, pickle_one, end_if_interrupted
+        call, pickled.risks, env_vars, pickle_one, end_if_interrupted
     ) as failures:
         modules = packer.pack(
             import_roots(train_fn, imported, application.py_files_dir, packer.import_reader)
@@ -162,7 +162,7 @@ def packed(
         _check_size(len(call), len(modules.archive))
         foreseen = scan_function(train_fn, modules)
     for failure in failures:
-        raise unloadable_call_error(given.function, given.args, given.kwargs, failure)
+        raise unloadable_call_error(pickled.function, pickled.args, pickled.kwargs, failure)
     return PackedFunction(call, modules, foreseen, needs_of(imported, modules))
 
 
@@ -183,9 +183,9 @@ def needs_of(imported: ImportedModules, modules: PackedModules) -> tuple[str, ..
 
 def _check_size(call: int, modules: int) -> None:
     """Raise ConfigError if a pickled call and modules of these sizes (bytes) are too large."""
-    if call + modules > _MOST_CALL:
+    if call + modules > _MAX_CALL_BYTES:
         raise ConfigError(
             f"train_fn and its arguments are {call} bytes pickled, and its modules {modules} bytes;"
-            f" at most {_MOST_CALL} bytes together are accepted. Pass data with data=, or read it"
-            " in the ranks"
+            f" at most {_MAX_CALL_BYTES} bytes together are accepted. Pass data with data=, or"
+            " read it in the ranks"
         )

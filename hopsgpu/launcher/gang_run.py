@@ -44,15 +44,15 @@ from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
-# A context that provides a function, which returns the whole gang for a request, without the nodes
-# and GPUs to exclude; a run calls the function once for each attempt.
+# Provides a function that returns the whole gang, without excluded nodes and GPUs; a run calls the
+# function once for each attempt.
 AllocationProvider = Callable[
     [Request], AbstractContextManager[Callable[[Exclusions], GangAllocation]]
 ]
 # The packages that can produce a model, of those whose import the scan of a function foresees.
 _FRAMEWORKS = ("torch", "tensorflow", "jax", "sklearn")
 # Prefix of the metrics that hopsgpu adds to those that ranks report.
-_OF_GPUS = "gpu."
+_GPU_PREFIX = "gpu."
 _STEP = "step"
 
 
@@ -111,7 +111,7 @@ class GangRun(RunBody[GangResult]):
         self._is_publishing = False
         # Uploads of earlier attempts that could not be published.
         self._kept_uploads: list[LakePath] = []
-        self._feed = StagedData(
+        self._staged = StagedData(
             arguments.data, self._plan, arguments.application, self._board, self._cancelled
         )
         self._python_env: PythonEnv | None = None
@@ -162,7 +162,7 @@ class GangRun(RunBody[GangResult]):
             )
             self._python_env = request.python_env
             log.debug("%s: prepared; waits for its executors", self._active.run_id)
-            with self._feed.ready():
+            with self._staged.ready():
                 yield request
 
     def _make_attempt(
@@ -223,10 +223,10 @@ class GangRun(RunBody[GangResult]):
         """
         resumed = self._plan.paths.get("resume")
         if self._arguments.data is None or not (self._board.attempt or resumed):
-            return self._feed.parts_for(ranks)
+            return self._staged.shards_for(ranks)
         urls = [self._plan.paths["run"], *([resumed] if resumed else [])]
         places = [Checkpoints(LakePath(join_url(url, "checkpoints")), rank=0) for url in urls]
-        return self._feed.parts_for(ranks, latest_positions(places))
+        return self._staged.shards_for(ranks, latest_positions(places))
 
     def _call(self, ranks: int) -> Call:
         return Call(
@@ -288,7 +288,7 @@ class GangRun(RunBody[GangResult]):
         reported = next(iter(self._board.status().metrics), {})
         return VersionDescription(
             metrics={
-                n: v for n, v in reported.items() if n != _STEP and not n.startswith(_OF_GPUS)
+                n: v for n, v in reported.items() if n != _STEP and not n.startswith(_GPU_PREFIX)
             },
             run_id=self._active.run_id,
             application=application.id,
@@ -299,12 +299,12 @@ class GangRun(RunBody[GangResult]):
             code_digest=provenance.code_digest,
             parameters=provenance.parameters,
             data=None
-            if self._feed.reference is None
-            else {name: vars(data) for name, data in self._feed.reference.items()},
+            if self._staged.reference is None
+            else {name: vars(data) for name, data in self._staged.reference.items()},
         )
 
     def details(self) -> RunDetails:
-        return RunDetails(self._feed.reference, self._python_env)
+        return RunDetails(self._staged.reference, self._python_env)
 
     def queue_final_work(self) -> None:
         tracking, code = self._arguments.tracking, self._arguments.provenance
@@ -334,8 +334,8 @@ class GangRun(RunBody[GangResult]):
     def _unpickle_values(self) -> tuple[Any, ...]:
         values = []
         for rank, value in sorted(self._result.values.items()):
-            # Safe to unpickle: it comes from an agent that proved to know the run's secret, and a
-            # file on the lake is checked against the digest that the agent sent.
+            # Safe to unpickle: the agent has proved to know the run's secret, and `content` checks
+            # a file on the lake against the agent's digest.
             pickled = value.content(self._directory)
             try:
                 values.append(pickle.loads(pickled))

@@ -101,14 +101,14 @@ def interruption(words: str) -> KeyboardInterrupt:
 
 
 def takes(
-    options: Callable[P, A], *, documented: bool = True
+    options: Callable[P, A], *, is_documented: bool = True
 ) -> Callable[[Callable[[A, threading.Event], R]], Callable[P, R]]:
     """Give a function that takes options the signature of their dataclass.
 
     Ctrl-C sets the event that is passed to the function, and is raised once the function returns.
 
     Args:
-        documented: whether the function's docstring gets a section about them.
+        is_documented: whether the function's docstring gets a section about them.
     """
     of_options = cast(type, options)
     signature = signature_of(of_options)
@@ -136,6 +136,6 @@ def takes(
         call.__signature__ = shown  # type: ignore[attr-defined]
         arguments = {name: p.annotation for name, p in shown.parameters.items()}
         call.__annotations__ = {**arguments, "return": returns}
-        return document_arguments(of_options)(call) if documented else call
+        return document_arguments(of_options)(call) if is_documented else call
 
     return decorate

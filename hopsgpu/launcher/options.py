@@ -78,7 +78,7 @@ class ExecutorOptions(CommonOptions):
         """
         return None if self.python_env is None else recipe_for(self.python_env)
 
-    def gang_of(self, **others: Any) -> GangSpec:
+    def gang_of(self, **fields: Any) -> GangSpec:
         """Return the gang that the options request.
 
         Raises:
@@ -90,7 +90,7 @@ class ExecutorOptions(CommonOptions):
             gpu_type=self.gpu_type,
             visible=self.visible,
             acquire_timeout=parse_duration(self.acquire_timeout, "acquire_timeout"),
-            **others,
+            **fields,
         )
 
 
@@ -125,18 +125,18 @@ class GangOptions(ExecutorOptions):
         Raises:
             ConfigError: `workers` is neither one size nor two.
         """
-        given: Any = self.workers
-        if not isinstance(given, tuple | list):
-            return None, given
-        if len(given) != 2 or given[0] is None:
+        sizes: Any = self.workers
+        if not isinstance(sizes, tuple | list):
+            return None, sizes
+        if len(sizes) != 2 or sizes[0] is None:
             raise ConfigError(
                 f"workers={self.workers!r}: must be an integer ≥ 1, or the smallest and the largest"
                 " of an elastic gang, as in (2, 8)"
             )
-        least, most = given
+        least, most = sizes
         return least, most
 
-    def gang_of(self, **others: Any) -> GangSpec:
+    def gang_of(self, **fields: Any) -> GangSpec:
         least, most = self.world_sizes
         return super().gang_of(
             workers=most,
@@ -144,7 +144,7 @@ class GangOptions(ExecutorOptions):
             gpus=GpuRequest(self.gpus_per_worker),
             parameter_servers=self.parameter_servers,
             placement=self.placement,
-            **others,
+            **fields,
         )
 
 
@@ -163,13 +163,13 @@ class HoldOptions(GangOptions):
     workers: int
     idle_timeout: Duration = placed_field("10m", "acquire_timeout")
 
-    def gang_of(self, **others: Any) -> GangSpec:
+    def gang_of(self, **fields: Any) -> GangSpec:
         if isinstance(self.workers, tuple | list):
             raise ConfigError(
                 f"hold(workers={self.workers!r}): a held gang has one size; launch(workers=(…, …))"
                 " is elastic without hold()"
             )
-        return super().gang_of(**others)
+        return super().gang_of(**fields)
 
 
 def check_gpu_idle_timeout(value: Duration, gpus: float, without: str, bounded: str) -> None:
@@ -277,11 +277,11 @@ class LaunchOptions(RunOptions, GangOptions):
 
     workers: int | tuple[int, int] = 1
 
-    def gang_of(self, **others: Any) -> GangSpec:
+    def gang_of(self, **fields: Any) -> GangSpec:
         check_gpu_idle_timeout(
             self.gpu_idle_timeout, self.gpus_per_worker, "gpus_per_worker=0", "run"
         )
-        return super().gang_of(**others)
+        return super().gang_of(**fields)
 
 
 @dataclass(frozen=True, kw_only=True)

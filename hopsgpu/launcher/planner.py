@@ -24,10 +24,10 @@ from hopsgpu.tracebacks import inherited_variables
 
 log = logging.getLogger(__name__)
 
-_MOST_LISTED = 5
-# By default, pyarrow's allocator keeps freed memory for some time, which in a rank that reads data
-# was some 80 MB that no limit foresaw. Returning it at once costs no time that could be measured.
-_OF_MEMORY = {"MIMALLOC_PURGE_DELAY": "0"}
+_MAX_LISTED = 5
+# By default, pyarrow's allocator keeps freed memory for some time: about 80 MB in a rank that reads
+# data, which no limit includes. To return the memory at once costs no measurable time.
+_MEMORY_VARIABLES = {"MIMALLOC_PURGE_DELAY": "0"}
 
 
 def plan_of(arguments: GangArguments, run_id: str, data: Datasets | None = None) -> LaunchPlan:
@@ -44,7 +44,7 @@ def plan_of(arguments: GangArguments, run_id: str, data: Datasets | None = None)
     return replace(
         fitting,
         environment=_environment(arguments.spec, fitting, arguments.environment),
-        paths=_paths(_root(arguments.application.root), arguments, run_id, data),
+        paths=_paths(LakePath(arguments.application.root).url, arguments, run_id, data),
         warnings=(*arguments.warnings, *fitting.warnings),
     )
 
@@ -58,24 +58,25 @@ def _fit(application: GangApplication, spec: GangSpec) -> LaunchPlan:
     if not spec.is_elastic:
         return application.fit(spec)
 
-    def sized(workers: int) -> GangSpec:
+    def with_workers(workers: int) -> GangSpec:
         return replace(spec, workers=workers, least_workers=None)
 
     # All worlds are made of containers of one shape.
     step = spec.gpus.sharing
     if spec.placement == "pack":
         step = math.gcd(spec.least, spec.workers)
-    container = application.fit(sized(step))
+    container = application.fit(with_workers(step))
     step = container.ranks_per_executor
-    smallest = application.fit(sized(spec.least))
+    smallest = application.fit(with_workers(spec.least))
     try:
-        largest, found = spec.workers, application.fit(sized(spec.workers))
+        largest, largest_plan = spec.workers, application.fit(with_workers(spec.workers))
     except (CapacityError, ConfigError) as error:
-        largest, found = _largest(application, sized, spec.least, spec.workers, step), smallest
+        largest = _largest(application, with_workers, spec.least, spec.workers, step)
+        largest_plan = smallest
         log.info("the gang can have at most %d workers: %s", largest, error)
         warning = f"at most {largest} of the {spec.workers} ranks can run here: {error}"
-        found = replace(found, warnings=(*found.warnings, warning))
-    warnings = dict.fromkeys((*smallest.warnings, *found.warnings))
+        largest_plan = replace(largest_plan, warnings=(*largest_plan.warnings, warning))
+    warnings = dict.fromkeys((*smallest.warnings, *largest_plan.warnings))
     return replace(
         container,
         spec=replace(container.spec, workers=largest, least_workers=spec.least),
@@ -85,14 +86,18 @@ def _fit(application: GangApplication, spec: GangSpec) -> LaunchPlan:
 
 
 def _largest(
-    application: GangApplication, sized: Callable[[int], GangSpec], least: int, most: int, step: int
+    application: GangApplication,
+    with_workers: Callable[[int], GangSpec],
+    least: int,
+    most: int,
+    step: int,
 ) -> int:
     """Return the largest world size in [least, most) that fits, where `least` does."""
     low, high = least // step, most // step
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            application.fit(sized(middle * step))
+            application.fit(with_workers(middle * step))
         except (CapacityError, ConfigError):
             high = middle
         else:
@@ -107,7 +112,7 @@ def plan_on(held: LaunchPlan, arguments: Arguments, run_id: str) -> LaunchPlan:
         ConfigError: the run to resume from does not exist.
         StoreError: the run to resume from cannot be read on the lake, or data does not exist.
     """
-    # As the gang was found to fit: a machine without GPUs has none for a later launch either.
+    # On a machine without GPUs, the gang's plan was reduced to 0 GPUs.
     spec = replace(arguments.spec, gpus=held.spec.gpus, gpu_type=held.spec.gpu_type)
     return replace(
         held,
@@ -123,12 +128,9 @@ def _environment(
 ) -> Mapping[str, str]:
     cores = containers.shape.cores // containers.ranks_per_executor
     # Without the variable, joblib (and thus scikit-learn's n_jobs=-1) uses all cores of the node.
-    of_cores = dict.fromkeys(("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"), str(cores))
-    return {**of_cores, **_OF_MEMORY, **inherited_variables(), **variables, **spec.env_vars}
-
-
-def _root(url: str) -> str:
-    return LakePath(url).url
+    core_variables = dict.fromkeys(("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"), str(cores))
+    defaults = {**core_variables, **_MEMORY_VARIABLES, **inherited_variables()}
+    return {**defaults, **variables, **spec.env_vars}
 
 
 def _paths(
@@ -145,16 +147,16 @@ def _paths(
     if spec.model is not None:
         paths["model"] = join_url(root, f"models/{spec.model}")
     if spec.resume is not None:
-        paths["resume"] = _run_there(LakePath(runs), spec.resume)
+        paths["resume"] = _resume_source_url(LakePath(runs), spec.resume)
     if data is not None:
         places = data.places(paths["run"], arguments.application.default_fs)
         for name, _ in data.paths:
-            _check_there(data.label(name), LakePath(places[name]))
+            _check_exists(data.label(name), LakePath(places[name]))
         paths |= {data.label(name): url for name, url in places.items()}
     return paths
 
 
-def _check_there(label: str, lake: LakePath) -> None:
+def _check_exists(label: str, lake: LakePath) -> None:
     try:
         lake.stat()
     except StoreError as error:
@@ -162,7 +164,7 @@ def _check_there(label: str, lake: LakePath) -> None:
         raise StoreError(f"{label} cannot be read: {why}", error.kind) from error
 
 
-def _run_there(runs: LakePath, run_id: str) -> str:
+def _resume_source_url(runs: LakePath, run_id: str) -> str:
     """Return the URL of the run whose checkpoints are resumed from.
 
     That is the named run. If it has no complete checkpoint, it is the run from which the named run
@@ -174,7 +176,7 @@ def _run_there(runs: LakePath, run_id: str) -> str:
     """
     named = runs / run_id
     if not named.exists():
-        raise _unknown(runs, run_id)
+        raise _unknown_run_error(runs, run_id)
     run, seen = named, {run_id}
     while not _has_checkpoint(run):
         before = _resumed_from(run)
@@ -200,11 +202,11 @@ def _resumed_from(run: LakePath) -> str | None:
         raise
 
 
-def _unknown(runs: LakePath, run_id: str) -> ConfigError:
+def _unknown_run_error(runs: LakePath, run_id: str) -> ConfigError:
     entries = sorted(runs.entries(), key=start_time, reverse=True)
-    known = [entry.name for entry in entries if entry.is_directory]
-    listed = ", ".join(known[:_MOST_LISTED]) or "none"
-    unlisted = len(known) - _MOST_LISTED
+    run_ids = [entry.name for entry in entries if entry.is_directory]
+    listed = ", ".join(run_ids[:_MAX_LISTED]) or "none"
+    unlisted = len(run_ids) - _MAX_LISTED
     return ConfigError(
         f"resume={run_id!r}: there is no such run in {runs.url}; the latest runs:"
         f" {listed}{f' and {unlisted} more' if unlisted > 0 else ''}"

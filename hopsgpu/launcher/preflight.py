@@ -88,13 +88,13 @@ def modules_to_check(
         )
     if env is not None and env.modules is None:
         return ()
-    left = tuple(needs) if env is None else env.missing_modules(needs)
+    required = tuple(needs) if env is None else env.missing_modules(needs)
     name = None if env is None else env.name
     if env is not None and env.interpreter is not None:
-        if left:
-            raise missing_modules_error(left, f"python_env={name}", name)
+        if required:
+            raise missing_modules_error(required, f"python_env={name}", name)
         return ()
-    missing = () if application is None else application.missing_modules(left)
+    missing = () if application is None else application.missing_modules(required)
     if missing:
         raise missing_modules_error(missing, "the executors' Python", name)
-    return left
+    return required

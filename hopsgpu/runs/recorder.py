@@ -27,7 +27,7 @@ from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # Readers regard a run as lost if its record is older than `core.run_record.LOST_SECONDS`.
 _RECORD_SECONDS = 10.0
 _CANCEL_SECONDS = 2.5
@@ -35,7 +35,7 @@ _LOG_SECONDS = 3.0
 # The real one takes time, and is added in the background.
 _UNKNOWN_ENVIRONMENT = EnvironmentRecord(hopsgpu="", python="")
 # Appends per second, so that the logs of a large gang do not keep the NameNode busy.
-_MOST_APPENDS = 40
+_MAX_APPENDS = 40
 
 
 class LogSource(Protocol):
@@ -71,7 +71,7 @@ class Recording:
         self._followed: LogSource | None = None
         self._logs: dict[str, int] = {}
         self._logs_at = 0.0
-        self._turn = 0
+        self._next_log = 0
         self._use: Points = ()
         self._waits: tuple[Wait, ...] = ()
 
@@ -169,7 +169,7 @@ class Recording:
     def _watch(self, ended: threading.Event) -> None:
         now = time.monotonic()
         state, record_at, cancel_at = "", now + _RECORD_SECONDS, now + _CANCEL_SECONDS
-        while not ended.wait(_LOOK_SECONDS):
+        while not ended.wait(_POLL_SECONDS):
             status = self._run.board.status()
             now, before, state = time.monotonic(), state, status.state
             with self._lock:
@@ -183,22 +183,22 @@ class Recording:
                     self._append_logs(now)
             if now >= cancel_at:
                 key = f"the check for a cancel request of {self._run.run_id}"
-                self._run.background.try_put(key, self._look_for_cancel)
+                self._run.background.try_put(key, self._check_cancel_request)
                 cancel_at = now + _CANCEL_SECONDS
 
     def _append_logs(self, now: float) -> None:
         if self._followed is None:
             return
         grown = list(self._followed.grown_logs())
-        self._logs_at = now + max(_LOG_SECONDS, len(grown) / _MOST_APPENDS)
+        self._logs_at = now + max(_LOG_SECONDS, len(grown) / _MAX_APPENDS)
         # Begin where the last call stopped, so that all logs have their turn on a slow lake.
-        first = self._turn % len(grown) if grown else 0
-        for taken, (url, work) in enumerate([*grown[first:], *grown[:first]]):
+        first = self._next_log % len(grown) if grown else 0
+        for count, (url, work) in enumerate([*grown[first:], *grown[:first]]):
             if not self._run.background.try_put(url, work):
-                self._turn = first + taken
+                self._next_log = first + count
                 return
 
-    def _look_for_cancel(self) -> None:
+    def _check_cancel_request(self) -> None:
         # A lake that does not answer must not end the run; the check is soon repeated.
         with contextlib.suppress(StoreError):
             if self._cancel_request.exists():

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Of no part: the process can score.
+# The process can score; the report has no part.
 READY = "ready"
 NO_PART = -1
 BEGUN = "begun"
@@ -27,10 +27,9 @@ class PartReport:
 
     Attributes:
         number: number of the part; NO_PART with READY.
-        event: READY once the user's function is there, with its model; BEGUN once the part's first
-            rows are there, ROWS while it is scored, DONE when its file is on the lake, FAILED
-            before the rank fails; UNFIT before it fails because the user's function does not take
-            small batches.
+        event: READY: the user's function and its model are loaded. BEGUN: the part's first rows are
+            read. ROWS: some rows are scored. DONE: the part's file is on the lake. FAILED: the rank
+            is about to fail. UNFIT: it is, because the user's function rejects small batches.
         file: name of its file, once it is done.
         schema: schema of the file, as Arrow serialises it.
     """

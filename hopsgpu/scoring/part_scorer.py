@@ -64,8 +64,8 @@ _GROUP_BYTES = 8 * MIB
 _LATE = 4
 _REPORT_SECONDS = 0.5
 _MODELS = "hopsgpu-models"
-# Tells Spark that old dates are of the calendar that it has had since 3.0: without it, Spark 3
-# reads none from before 1582, and no timestamp from before 1900.
+# Tells Spark that old dates use the calendar of Spark 3.0 and later. Without this key, Spark 3
+# reads no date before 1582 and no timestamp before 1900.
 _WRITER = {"org.apache.spark.version": "3.5.0"}
 
 END = json.dumps({"end": True})
@@ -134,8 +134,8 @@ def predictor_of(predict: Any, model_dir: Path | None) -> Predictor:
     if inspect.isclass(predict):
         # mypy takes it for the class `object`.
         make: Any = predict
-        made: Predictor = make() if model_dir is None else make(model_dir)
-        return made
+        predictor: Predictor = make() if model_dir is None else make(model_dir)
+        return predictor
     if model_dir is None:
         function: Predictor = predict
         return function
@@ -166,7 +166,7 @@ class _Reading:
     def __init__(self, task: ScoreTask, waiting: contextlib.AbstractContextManager[None]) -> None:
         self._task = task
         self._parts = parts_of(task.source, task.bounds)
-        self._unwanted = threading.Event()
+        self._stopped = threading.Event()
         # Each part's record batches, and None at its end.
         self._items = PrefetchIterator(self._read, _AHEAD, waiting)
 
@@ -174,7 +174,7 @@ class _Reading:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._unwanted.set()
+        self._stopped.set()
         self._items.close()
 
     def parts(self) -> Iterator[tuple[Part, Iterator[Any]]]:
@@ -193,9 +193,9 @@ class _Reading:
 
         task = self._task
         wanted = {*task.columns, *task.keep}
-        schema = pa.schema([one for one in task.source.arrow_schema if one.name in wanted])
+        schema = pa.schema([column for column in task.source.arrow_schema if column.name in wanted])
         with LakeReader(shard_of(task.source), schema, _FETCHED_BYTES) as reader:
-            for line in inbox.lines(self._unwanted):
+            for line in inbox.lines(self._stopped):
                 message = json.loads(line)
                 if "end" in message:
                     return
@@ -220,7 +220,7 @@ class _Rows:
         self.predictions.append(predictions)
         self.kept += kept
         self.rows += predictions.num_rows
-        self.size += predictions.nbytes + sum(one.nbytes for one in kept)
+        self.size += predictions.nbytes + sum(column.nbytes for column in kept)
 
 
 class _Scorer:
@@ -252,30 +252,30 @@ class _Scorer:
         self._pool = pool
         self._written: deque[Future[None]] = deque()
         self._schema: Any = None
-        self._told = 0.0
+        self._reported_at = 0.0
         self.total = 0
 
     def score(self, part: Part, chunks: Iterator[Any]) -> None:
         """Score a part; its file may still be being written on return."""
-        self._tell(PartReport(part.number, BEGUN))
+        self._report(PartReport(part.number, BEGUN))
         kept: deque[Any] = deque()
         rows, scored = _Rows(), 0
-        file = _PartFile(part, self._task, self._scratch, self._tell)
+        file = _PartFile(part, self._task, self._scratch, self._report)
         for batch in rebatch(self._blocks(chunks, kept), self._task.batch_size, False):
             size = len(next(iter(batch.values())))
             # The function may take columns out of the batch that it gets, or replace them.
             few = {} if self._schema is not None else self._first_rows(batch, size)
-            found = prediction_batch(self._predictor(batch), size, self._task.keep)
+            predictions = prediction_batch(self._predictor(batch), size, self._task.keep)
             if self._schema is None:
-                self._schema = first_schema(found)
+                self._schema = first_schema(predictions)
                 if few:
                     self._try_smallest(part, few, size)
-            rows.add(with_schema(found, self._schema), _take_rows(kept, size))
+            rows.add(with_schema(predictions, self._schema), _take_rows(kept, size))
             scored, self.total = scored + size, self.total + size
             if rows.rows >= _GROUP_ROWS or rows.size >= _GROUP_BYTES:
                 self._write(functools.partial(file.write, rows))
                 rows = _Rows()
-            self._tell_rows(part, scored)
+            self._report_rows(part, scored)
         if rows.rows:
             self._write(functools.partial(file.write, rows))
         self._write(functools.partial(file.finish, scored))
@@ -292,7 +292,7 @@ class _Scorer:
         types and shapes of the results count.
 
         Args:
-            size: number of rows of the batch that the function has taken.
+            size: number of rows of the batch that the function has accepted.
 
         Raises:
             ConfigError: the call fails twice, or returns other columns than the whole batch.
@@ -301,17 +301,17 @@ class _Scorer:
         try:
             try:
                 # A second call follows, because a GPU or a service can fail once.
-                found = self._predictor(dict(few))
+                predictions = self._predictor(dict(few))
             except Exception as error:  # noqa: BLE001 - the second call raises what remains
                 log.info(
                     "predict failed with %s: %r; it is called again",
                     count_of(rows, "row"),
                     error,
                 )
-                found = self._predictor(few)
-            with_schema(prediction_batch(found, rows, self._task.keep), self._schema)
+                predictions = self._predictor(few)
+            with_schema(prediction_batch(predictions, rows, self._task.keep), self._schema)
         except Exception as error:
-            self._tell(PartReport(part.number, UNFIT))
+            self._report(PartReport(part.number, UNFIT))
             raise ConfigError(
                 f"predict takes a batch of {count_of(size, 'row')}, but not the first"
                 f" {count_of(rows, 'row')} of it alone: {type(error).__name__}: {error}; the last"
@@ -343,13 +343,13 @@ class _Scorer:
         while self._written and (len(self._written) > late or self._written[0].done()):
             self._written.popleft().result()
 
-    def _tell_rows(self, part: Part, scored: int) -> None:
+    def _report_rows(self, part: Part, scored: int) -> None:
         now = time.monotonic()
-        if now >= self._told + _REPORT_SECONDS:
-            self._told = now
-            self._tell(PartReport(part.number, ROWS, scored))
+        if now >= self._reported_at + _REPORT_SECONDS:
+            self._reported_at = now
+            self._report(PartReport(part.number, ROWS, scored))
 
-    def _tell(self, report: PartReport) -> None:
+    def _report(self, report: PartReport) -> None:
         metrics.append(self._reports, report.line(self.total, time.time()))
 
 
@@ -357,11 +357,11 @@ class _PartFile:
     """The file of a part: written on the node's disk, then put on the lake. For one thread.
 
     Args:
-        tell: reports that the file is on the lake, or that the part has failed.
+        report: reports that the file is on the lake, or that the part has failed.
     """
 
     def __init__(
-        self, part: Part, task: ScoreTask, scratch: Path, tell: Callable[[PartReport], None]
+        self, part: Part, task: ScoreTask, scratch: Path, report: Callable[[PartReport], None]
     ) -> None:
         self._part = part
         self._keep = task.keep
@@ -369,25 +369,25 @@ class _PartFile:
         self._name = f"{part.number}-{uuid.uuid4().hex}.parquet"
         self._target = LakePath(task.drafts) / self._name
         self._path = scratch / self._name
-        self._tell = tell
+        self._report = report
         self._writer: Any = None
 
     def write(self, rows: _Rows) -> None:
-        with self._failure_told():
+        with self._reporting_failure():
             self._write(rows)
 
     def finish(self, scored: int) -> None:
         """Put the file on the lake."""
         from pyarrow import parquet
 
-        with self._failure_told():
+        with self._reporting_failure():
             self._writer.close()
             # As it is in the file, from which a score that is resumed takes it.
             schema = parquet.read_schema(self._path).remove_metadata()
             size = self._path.stat().st_size
             self._target.upload(self._path)
             self._path.unlink()
-            self._tell(
+            self._report(
                 PartReport(
                     self._part.number,
                     DONE,
@@ -414,12 +414,12 @@ class _PartFile:
         self._writer.write_table(table, row_group_size=table.num_rows)
 
     @contextlib.contextmanager
-    def _failure_told(self) -> Iterator[None]:
+    def _reporting_failure(self) -> Iterator[None]:
         try:
             yield
         except BaseException:
             # The main thread is at another part by then.
-            self._tell(PartReport(self._part.number, FAILED))
+            self._report(PartReport(self._part.number, FAILED))
             raise
 
 
@@ -443,11 +443,11 @@ def kept_columns(chunk: Any, names: Sequence[str], instants: frozenset[str]) -> 
 
 def _take_rows(kept: deque[Any], rows: int) -> list[Any]:
     """Remove the next rows from record batches, and return them."""
-    taken = []
+    batches = []
     while kept and rows:
         batch = kept.popleft()
-        taken.append(batch.slice(0, rows))
+        batches.append(batch.slice(0, rows))
         if batch.num_rows > rows:
             kept.appendleft(batch.slice(rows))
-        rows -= taken[-1].num_rows
-    return taken
+        rows -= batches[-1].num_rows
+    return batches

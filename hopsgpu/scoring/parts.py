@@ -11,10 +11,11 @@ from hopsgpu.data.shuffle import cut_slices
 from hopsgpu.data.source import ParquetSource
 from hopsgpu.units import MIB
 
-# The most bytes of a part in memory, and for how many parts an executor should have work: enough
-# that executors end at about the same time, and few enough that files and messages do not count.
-_MOST_BYTES = 64 * MIB
-_PARTS_EACH = 8
+# Largest size of a part in memory.
+_MAX_BYTES = 64 * MIB
+# Parts for each executor: enough that all executors end at about the same time, and so few that
+# their files and messages cost little.
+_PARTS_PER_EXECUTOR = 8
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,8 @@ class Part:
 def plan_bounds(source: ParquetSource, executors: int) -> tuple[int, ...]:
     """Return where to divide a table: the rows at which parts begin.
 
-    Parts are whole row groups, except that a row group with more rows than each executor's share
-    is divided into so many pieces as it has shares. There are no more pieces, because a row group
-    can only be decoded from its first row on.
+    Parts are whole row groups. Only a row group with more rows than an executor's share is divided,
+    into one piece for each share: a row group can only be decoded from its first row on.
 
     Args:
         executors: the most executors that score at a time.
@@ -48,7 +48,7 @@ def plan_bounds(source: ParquetSource, executors: int) -> tuple[int, ...]:
         The first row of each part, and at the end the number of rows.
     """
     total = source.num_rows
-    most = min(_MOST_BYTES, total * source.row_bytes // (executors * _PARTS_EACH))
+    most = min(_MAX_BYTES, total * source.row_bytes // (executors * _PARTS_PER_EXECUTOR))
     bounds, at = [0], 0
     for rows in (rows for file in source.files for rows in file.groups):
         pieces = min(-(-rows * executors // total), rows)
@@ -63,7 +63,7 @@ def plan_bounds(source: ParquetSource, executors: int) -> tuple[int, ...]:
 
 def parts_of(source: ParquetSource, bounds: Sequence[int]) -> tuple[Part, ...]:
     """Return the parts of a table, divided as `plan_bounds` returned it."""
-    groups = [one for one in _groups(source) if one.rows]
+    groups = [group for group in _groups(source) if group.rows]
     shares = zip(itertools.pairwise(bounds), cut_slices(groups, bounds), strict=True)
     return tuple(
         Part(number, begin, end - begin, tuple(slices))
@@ -98,13 +98,13 @@ def place_of(source: ParquetSource, part: Part) -> str:
     """Return in words which rows a part has, and where they are on the lake."""
     rows = f"rows {part.first:,} to {part.first + part.rows - 1:,} of {source.url}"
     spans = []
-    for file, slices in itertools.groupby(part.slices, key=lambda one: one.file):
-        numbers = [one.group for one in slices]
+    for file, slices in itertools.groupby(part.slices, key=lambda piece: piece.file):
+        numbers = [piece.group for piece in slices]
         name = source.files[file].name or source.url.rpartition("/")[2]
         span = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
         spans.append(f"{name}, row group{'s' * (len(numbers) > 1)} {span}")
-    one = part.slices[0]
-    if one.rows < source.files[one.file].groups[one.group]:
-        spans[0] += f", its rows {one.first:,} to {one.first + one.rows - 1:,}"
+    piece = part.slices[0]
+    if piece.rows < source.files[piece.file].groups[piece.group]:
+        spans[0] += f", its rows {piece.first:,} to {piece.first + piece.rows - 1:,}"
     more = f" and {len(spans) - 2} more files" if len(spans) > 2 else ""
     return f"{rows} ({'; '.join(spans[:2])}{more})"

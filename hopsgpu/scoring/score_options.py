@@ -20,7 +20,7 @@ from hopsgpu.display.progress import ShieldedScore, score_progress_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.executors.item_placement import PlacementTerms
 from hopsgpu.launcher.arguments import ItemArguments, gang_in, item_arguments, refuse_nested
-from hopsgpu.launcher.function_shipping import check_callable, default_name, pickled
+from hopsgpu.launcher.function_shipping import check_callable, default_name, pickle_function
 from hopsgpu.launcher.options import Duration, ExecutorOptions
 from hopsgpu.packaging.pickling import name_of
 from hopsgpu.scoring.part_scorer import score_parts
@@ -132,7 +132,7 @@ def score_arguments(
     timeout = parse_duration(options.score_timeout, "score_timeout")
     resume = None if options.resume is None else file_name(options.resume, "resume")
     progress = score_progress_of(options.progress)
-    call = pickled(score_parts, (predict,), {})
+    call = pickle_function(score_parts, (predict,), {})
     application = application_of(options.spark)
     gang = gang_in(application, spec, python_env)
     terms = PlacementTerms(0, options.max_concurrent, max_tries=TRIES, ahead=_AHEAD)

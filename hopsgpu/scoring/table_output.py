@@ -59,8 +59,8 @@ class TableOutput:
 
     def kept_parts(self) -> frozenset[int]:
         """Return the numbers of the parts that are kept, also by an earlier run of the score."""
-        names = map(_NAME.fullmatch, self._parts.names())
-        return frozenset(int(found[1]) for found in names if found)
+        matches = map(_NAME.fullmatch, self._parts.names())
+        return frozenset(int(match[1]) for match in matches if match)
 
     def keep(self, number: int, draft: str) -> None:
         """Keep a rank's file as that of a part.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from hopsgpu.tuning.sampler_thread import Direction
 
-WHOLE = ""
+BASELINE = ""
 _COMPONENT, _SEED = "component", "seed"
 
 
@@ -81,7 +81,7 @@ def ablation(options: AblateOptions, interrupted: threading.Event | None = None)
     fixed = keywords(options.kwargs)
     for without in left_out.values():
         check_accepts(train_fn, (), {**fixed, **without, **({_SEED: 0} if has_seed else {})})
-    names = (WHOLE, *left_out)
+    names = (BASELINE, *left_out)
 
     def space(trial: optuna.Trial) -> Mapping[str, Any]:
         component = trial.suggest_categorical(_COMPONENT, names)
@@ -120,27 +120,27 @@ def ablate(options: AblateOptions, interrupted: threading.Event) -> AblationResu
 
 def rows_of(components: Sequence[str], trials: Sequence[TrialReport]) -> tuple[AblationRow, ...]:
     """Return the rows of the table: the whole, then one row per component that was left out."""
-    whole = _row(WHOLE, trials)
-    return (whole, *(_against(whole, _row(name, trials)) for name in components))
+    baseline = _row(BASELINE, trials)
+    return (baseline, *(_against(baseline, _row(name, trials)) for name in components))
 
 
 def _row(component: str, trials: Sequence[TrialReport]) -> AblationRow:
-    own = [trial for trial in trials if trial.params.get(_COMPONENT) == component]
-    values = tuple(t.value for t in own if t.state == COMPLETE and t.value is not None)
+    component_trials = [trial for trial in trials if trial.params.get(_COMPONENT) == component]
+    values = tuple(t.value for t in component_trials if t.state == COMPLETE and t.value is not None)
     return AblationRow(
         component=component,
         mean=statistics.fmean(values) if values else None,
         spread=statistics.stdev(values) if len(values) > 1 else None,
         difference=None,
         values=values,
-        failed=sum(trial.state == FAILED for trial in own),
+        failed=sum(trial.state == FAILED for trial in component_trials),
     )
 
 
-def _against(whole: AblationRow, row: AblationRow) -> AblationRow:
-    if whole.mean is None or row.mean is None:
+def _against(baseline: AblationRow, row: AblationRow) -> AblationRow:
+    if baseline.mean is None or row.mean is None:
         return row
-    return dataclasses.replace(row, difference=row.mean - whole.mean)
+    return dataclasses.replace(row, difference=row.mean - baseline.mean)
 
 
 def _grid(names: Sequence[str], seeds: int) -> optuna.samplers.BaseSampler:

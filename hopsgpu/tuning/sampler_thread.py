@@ -1,7 +1,7 @@
 """The thread in which Optuna proposes trials, receives their results, and decides about pruning.
 
-No other thread waits for Optuna. A proposal takes it milliseconds to seconds, so proposals are
-requested ahead, and `news` returns what it has decided.
+No other thread waits for Optuna. A proposal takes milliseconds to seconds, so proposals are
+requested ahead, and `take_news` returns Optuna's decisions.
 """
 
 from __future__ import annotations

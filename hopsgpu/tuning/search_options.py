@@ -19,7 +19,7 @@ from hopsgpu.launcher.function_shipping import (
     check_accepts,
     check_callable,
     keywords,
-    pickled,
+    pickle_function,
 )
 from hopsgpu.launcher.options import (
     Duration,
@@ -227,7 +227,7 @@ def _function(
             )
         check_accepts(train_fn, (), {**fixed, **space})
     else:
-        check_accepts(train_fn, (), fixed, all_known=False)
+        check_accepts(train_fn, (), fixed, are_all_known=False)
     # The parameters that trials get in addition may need modules of their own.
     later = [value if callable(value) else type(value) for value in values_of(space)]
-    return pickled(train_fn, (), fixed, later)
+    return pickle_function(train_fn, (), fixed, later)

@@ -18,7 +18,7 @@ import pytest
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher import function_shipping
-from hopsgpu.launcher.function_shipping import packed, pickled
+from hopsgpu.launcher.function_shipping import pack_function, pickle_function
 from hopsgpu.packaging import load_check
 from hopsgpu.packaging.load_check import LoadChecks
 from hopsgpu.packaging.modules import Packer
@@ -41,8 +41,8 @@ def check(
     interrupted: threading.Event | None = None,
 ) -> None:
     given: Any = Application() if application is None else application
-    call = pickled(function, args, {})
-    packed(function, call, given, {} if env_vars is None else env_vars, interrupted)
+    call = pickle_function(function, args, {})
+    pack_function(function, call, given, {} if env_vars is None else env_vars, interrupted)
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def feed(home: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Make:
 def test_without_data_nothing_is_done(feed: Make, home: Path, told: Told) -> None:
     one = feed(None)
     with one.ready():
-        assert one.parts == () and one.reference is None
+        assert one.shards == () and one.reference is None
     assert not told.states and not [*home.iterdir()]
 
 
@@ -108,27 +108,27 @@ def test_the_next_world_has_shards_of_its_own(feed: Make) -> None:
     one = feed({"train": Data(Frame(12), "keep"), "test": Frame(8)})
     legs = {"train": (Leg(2, batches=3, size=1),)}
     with one.ready():
-        digests = RankShards.load(one.parts[0]).position.digests
+        digests = RankShards.load(one.shards[0]).position.digests
         trained = Position(legs, digests).as_fields()
-        whole = [RankShards.load(part) for part in one.parts_for(2)]
-        assert whole == [RankShards.load(part) for part in one.parts]
+        whole = [RankShards.load(part) for part in one.shards_for(2)]
+        assert whole == [RankShards.load(part) for part in one.shards]
         assert not any(mine.rests for mine in whole)
-        parts = [RankShards.load(part) for part in one.parts_for(4, [trained, trained])]
+        parts = [RankShards.load(part) for part in one.shards_for(4, [trained, trained])]
     assert [mine.ranks for mine in parts] == [4] * 4
     assert [mine.shards["train"].num_rows for mine in parts] == [3] * 4
     assert sum(mine.rests["train"].num_rows for mine in parts) == 12 - 2 * 3
     assert [mine.shards["test"].num_rows for mine in parts] == [2] * 4
     assert all("test" not in mine.rests for mine in parts)
-    assert feed(None).parts_for(3) == ()
+    assert feed(None).shards_for(3) == ()
 
 
 def test_other_data_than_the_checkpoints_begins_anew_and_is_told_of(feed: Make, told: Told) -> None:
     one = feed({"train": Data(Frame(12), "keep"), "test": Frame(8)})
     legs = {"train": (Leg(2, epoch=3, batches=3, size=1),)}
     with one.ready():
-        digests = RankShards.load(one.parts[0]).position.digests
+        digests = RankShards.load(one.shards[0]).position.digests
         trained = Position(legs, {**digests, "train": "other"}).as_fields()
-        parts = [RankShards.load(part) for part in one.parts_for(2, [trained])]
+        parts = [RankShards.load(part) for part in one.shards_for(2, [trained])]
     assert all(mine.epochs["train"] == 0 and not mine.rests for mine in parts)
     (warning,) = told.boards[0].warnings
     assert warning.startswith("data.train (file://") and "is other data" in warning
@@ -138,7 +138,7 @@ def test_what_is_written_is_dealt_told_of_and_removed(feed: Make, home: Path, to
     one = feed({"train": Data(Frame(7), "keep", 5), "test": Frame(4)})
     with one.ready():
         assert (home / "data").stat().st_mode & 0o777 == 0o700
-        shards = [RankShards.load(part).shards for part in one.parts]
+        shards = [RankShards.load(part).shards for part in one.shards]
         assert sorted(s["train"].num_rows for s in shards) == [3, 4]
     assert not (home / "data").exists()
     assert told.states == [

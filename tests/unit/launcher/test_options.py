@@ -141,7 +141,7 @@ def anything(*args: object) -> None: ...
 def test_arguments_that_cannot_be_pickled_or_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"args\[0\] is a _thread.lock"):
         hopsgpu.launch(anything, args=(threading.Lock(),))
-    monkeypatch.setattr("hopsgpu.launcher.function_shipping._MOST_CALL", 2**20)
+    monkeypatch.setattr("hopsgpu.launcher.function_shipping._MAX_CALL_BYTES", 2**20)
     with pytest.raises(ConfigError, match="bytes pickled.*at most 1048576 bytes together"):
         hopsgpu.launch(anything, args=(bytes(2**21),))
 

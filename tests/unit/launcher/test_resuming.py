@@ -11,7 +11,7 @@ from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
 from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.core.run_record import fields_of
 from hopsgpu.errors import ConfigError
-from hopsgpu.launcher.planner import _run_there
+from hopsgpu.launcher.planner import _resume_source_url
 from hopsgpu.storage.lake import LakePath
 from tests.unit.records import record_of
 
@@ -38,29 +38,29 @@ def run(runs: LakePath, name: str, resumed: object = None, *, saved: bool = Fals
 def test_the_named_run_where_it_has_saved(runs: LakePath) -> None:
     run(runs, "a", saved=True)
     named = run(runs, "b", "a", saved=True)
-    assert _run_there(runs, "b") == named
+    assert _resume_source_url(runs, "b") == named
 
 
 def test_a_run_that_came_to_no_checkpoint_leads_to_the_one_before(runs: LakePath) -> None:
     first = run(runs, "a", saved=True)
     run(runs, "b", "a")
     run(runs, "c", "b")
-    assert _run_there(runs, "c") == first
+    assert _resume_source_url(runs, "c") == first
 
 
 @pytest.mark.parametrize("before", [None, "gone", "b", 7])
 def test_the_named_run_where_none_before_has_saved(runs: LakePath, before: object) -> None:
-    assert run(runs, "b", before) == _run_there(runs, "b")
+    assert run(runs, "b", before) == _resume_source_url(runs, "b")
 
 
 def test_a_run_without_a_record_is_the_last(runs: LakePath) -> None:
     (runs / "b").make()
-    assert _run_there(runs, "b") == (runs / "b").url
+    assert _resume_source_url(runs, "b") == (runs / "b").url
     (runs / "b" / "run.json").write(b"{")
-    assert _run_there(runs, "b") == (runs / "b").url
+    assert _resume_source_url(runs, "b") == (runs / "b").url
 
 
 def test_what_is_not_there_is_refused_with_what_is(runs: LakePath) -> None:
     run(runs, "a")
     with pytest.raises(ConfigError, match="resume='x': there is no such run in .*: a$"):
-        _run_there(runs, "x")
+        _resume_source_url(runs, "x")

@@ -93,7 +93,7 @@ def recorded(tmp_path: Path) -> Iterator[Recorded]:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_LOOK_SECONDS", "_RECORD_SECONDS", "_CANCEL_SECONDS", "_LOG_SECONDS"):
+    for name in ("_POLL_SECONDS", "_RECORD_SECONDS", "_CANCEL_SECONDS", "_LOG_SECONDS"):
         monkeypatch.setattr(recording_module, name, 0.01)
 
 
@@ -181,7 +181,7 @@ def test_a_run_that_is_short_has_its_first_and_last_record_and_no_logs_before_th
     for name in ("replace", "append", "exists", "stat", "create"):
         monkeypatch.setattr(LakePath, name, noting(name, getattr(LakePath, name)))
     # However long a short one takes here.
-    monkeypatch.setattr(recording_module, "_LOOK_SECONDS", SECONDS)
+    monkeypatch.setattr(recording_module, "_POLL_SECONDS", SECONDS)
     recorded.recording.put("requested")
     recorded.background.flush(SECONDS)
     with recorded.recording.watching(), recorded.recording.following(Attempt()):

@@ -25,17 +25,17 @@ def test_each_component_is_held_against_the_whole() -> None:
         trial(5, "layer", 2.5),
         trial(6, "head", None, "failed"),
     ]
-    whole, dropout, layer, head = rows_of(["dropout", "layer", "head"], trials)
-    assert (whole.component, whole.mean, whole.difference) == ("", 2.0, None)
-    assert whole.spread == pytest.approx(2**0.5)
+    baseline, dropout, layer, head = rows_of(["dropout", "layer", "head"], trials)
+    assert (baseline.component, baseline.mean, baseline.difference) == ("", 2.0, None)
+    assert baseline.spread == pytest.approx(2**0.5)
     assert (dropout.mean, dropout.difference, dropout.failed) == (6.0, 4.0, 1)
     assert (layer.mean, layer.spread, layer.difference) == (2.5, None, 0.5)
     assert (head.mean, head.difference, head.failed) == (None, None, 1)
 
 
 def test_without_the_whole_nothing_is_compared() -> None:
-    (whole, one) = rows_of(["one"], [trial(0, "", None, "failed"), trial(1, "one", 1.0)])
-    assert whole.mean is None and one.difference is None
+    (baseline, one) = rows_of(["one"], [trial(0, "", None, "failed"), trial(1, "one", 1.0)])
+    assert baseline.mean is None and one.difference is None
 
 
 def train(width: int = 4, seed: int = 0) -> float:

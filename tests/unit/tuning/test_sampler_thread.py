@@ -37,8 +37,8 @@ INT = optuna.distributions.IntDistribution
 CHOICE = optuna.distributions.CategoricalDistribution
 
 
-class Talk:
-    """An asker and what it has said."""
+class Session:
+    """An thread and what it has said."""
 
     def __init__(self, directory: Path, space: Any = None, **given: Any) -> None:
         self.space = {"x": FLOAT(0.0, 1.0)} if space is None else space
@@ -48,87 +48,91 @@ class Talk:
         direction = given.get("direction", "minimize")
         self.study = open_study(self.journal, "s", direction, sampler, pruner)
         self.woken = threading.Event()
-        self.asker = SamplerThread(self.study, self.space, self.woken.set)
-        self.asker.start()
+        self.thread = SamplerThread(self.study, self.space, self.woken.set)
+        self.thread.start()
 
     def news(self, count: int) -> list[News]:
         found: list[News] = []
         while len(found) < count:
             assert self.woken.wait(SECONDS), found
             self.woken.clear()
-            found += self.asker.take_news()
+            found += self.thread.take_news()
         return found
 
     def proposed(self, count: int) -> list[Proposed]:
-        self.asker.ask(count)
+        self.thread.ask(count)
         news = self.news(count)
         assert all(isinstance(one, Proposed) for one in news), news
         return [one for one in news if isinstance(one, Proposed)]
 
     def close(self) -> None:
-        assert self.asker.close(SECONDS)
+        assert self.thread.close(SECONDS)
         self.journal.follow()
 
 
 @pytest.fixture
-def talk(tmp_path: Path) -> Iterator[Callable[..., Talk]]:
-    talks = []
+def open_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
+    sessions = []
 
-    def make(space: Any = None, **given: Any) -> Talk:
-        talks.append(Talk(tmp_path, space, **given))
-        return talks[-1]
+    def make(space: Any = None, **given: Any) -> Session:
+        sessions.append(Session(tmp_path, space, **given))
+        return sessions[-1]
 
     yield make
-    for one in talks:
-        one.asker.close(SECONDS)
+    for one in sessions:
+        one.thread.close(SECONDS)
 
 
-def test_it_proposes_ahead_and_is_told(talk: Callable[..., Talk]) -> None:
-    there = talk()
-    first, second = there.proposed(2)
+def test_it_proposes_ahead_and_is_told(open_session: Callable[..., Session]) -> None:
+    session = open_session()
+    first, second = session.proposed(2)
     assert (first.number, second.number) == (0, 1)
     assert 0.0 <= first.arguments["x"] <= 1.0 and first.params == first.arguments
-    there.asker.record_end(0, ItemEnd.COMPLETE, 0.5, {"host": "node1"})
-    there.asker.record_end(1, ItemEnd.FAILED, None, {"error": "it raised"})
-    there.close()
-    done, failed = there.study.trials
+    session.thread.record_end(0, ItemEnd.COMPLETE, 0.5, {"host": "node1"})
+    session.thread.record_end(1, ItemEnd.FAILED, None, {"error": "it raised"})
+    session.close()
+    done, failed = session.study.trials
     assert done.value == 0.5 and done.user_attrs[ATTRIBUTE] == {"host": "node1"}
     assert failed.state is optuna.trial.TrialState.FAIL
-    assert count_ended(there.study) == 2
+    assert count_ended(session.study) == 2
 
 
-def test_optuna_reads_the_journal_by_itself(talk: Callable[..., Talk], tmp_path: Path) -> None:
-    there = talk()
-    there.proposed(1)
-    there.asker.record_end(0, ItemEnd.COMPLETE, 0.25, {})
-    there.close()
+def test_optuna_reads_the_journal_by_itself(
+    open_session: Callable[..., Session], tmp_path: Path
+) -> None:
+    session = open_session()
+    session.proposed(1)
+    session.thread.record_end(0, ItemEnd.COMPLETE, 0.25, {})
+    session.close()
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.log"))
     storage = optuna.storages.JournalStorage(backend)
     loaded = optuna.load_study(study_name="s", storage=storage)
     assert loaded.best_value == 0.25
-    assert loaded.best_params == there.study.best_params
+    assert loaded.best_params == session.study.best_params
 
 
-def test_a_study_goes_on_with_what_had_not_ended(talk: Callable[..., Talk], tmp_path: Path) -> None:
-    before = talk({"x": FLOAT(0.0, 1.0), "n": INT(1, 9)})
+def test_a_study_goes_on_with_what_had_not_ended(
+    open_session: Callable[..., Session], tmp_path: Path
+) -> None:
+    before = open_session({"x": FLOAT(0.0, 1.0), "n": INT(1, 9)})
     first, second = before.proposed(2)
-    before.asker.record_end(0, ItemEnd.COMPLETE, 0.5, {})
+    before.thread.record_end(0, ItemEnd.COMPLETE, 0.5, {})
     before.close()
     # The driver was killed in the middle of a line.
     with (tmp_path / "journal.log").open("ab") as file:
         file.write(b'{"op_code":')
-    after = talk({"x": FLOAT(0.0, 1.0), "n": INT(1, 9)})
+    after = open_session({"x": FLOAT(0.0, 1.0), "n": INT(1, 9)})
     assert count_ended(after.study) == 1
     again, new = after.proposed(2)
     assert again == second and new.number == 2
-    after.asker.record_end(1, ItemEnd.COMPLETE, 0.1, {})
+    after.thread.record_end(1, ItemEnd.COMPLETE, 0.1, {})
     after.close()
     assert after.study.best_trial.number == 1 and first.number == 0
 
 
-def test_two_drivers_on_one_study_are_noticed(talk: Callable[..., Talk]) -> None:
-    talk().close()
-    one, other = talk(), talk()
+def test_two_drivers_on_one_study_are_noticed(open_session: Callable[..., Session]) -> None:
+    open_session().close()
+    one, other = open_session(), open_session()
     one.proposed(1)
     one.close()
     other.proposed(2)
@@ -168,10 +172,10 @@ def test_what_is_no_journal_is_refused_with_the_line(tmp_path: Path) -> None:
     assert (tmp_path / "journal.log").read_bytes() == content
 
 
-def test_another_direction_is_refused(talk: Callable[..., Talk]) -> None:
-    talk().close()
+def test_another_direction_is_refused(open_session: Callable[..., Session]) -> None:
+    open_session().close()
     with pytest.raises(ConfigError, match="direction='maximize'"):
-        talk(direction="maximize")
+        open_session(direction="maximize")
 
 
 @pytest.mark.parametrize(
@@ -182,9 +186,9 @@ def test_another_direction_is_refused(talk: Callable[..., Talk]) -> None:
     ],
 )
 def test_a_space_that_does_not_fit_the_study_is_refused(
-    talk: Callable[..., Talk], other: Any, said: str
+    open_session: Callable[..., Session], other: Any, said: str
 ) -> None:
-    first = talk({"x": CHOICE(["a", "b"]), "y": FLOAT(0, 1)})
+    first = open_session({"x": CHOICE(["a", "b"]), "y": FLOAT(0, 1)})
     first.proposed(1)
     check_same_space(first.study, {"x": CHOICE(["a", "b"]), "y": FLOAT(0.5, 2), "new": INT(0, 1)})
     check_same_space(first.study, {"new": INT(0, 1)})
@@ -195,58 +199,58 @@ def test_a_space_that_does_not_fit_the_study_is_refused(
 
 
 def test_a_function_that_does_not_fit_the_study_is_told_what_may_change(
-    talk: Callable[..., Talk],
+    open_session: Callable[..., Session],
 ) -> None:
     values = [["a", "b"], ["c", "d"]]
-    talking = talk(lambda trial: {"x": trial.suggest_categorical("x", values.pop(0))})
+    talking = open_session(lambda trial: {"x": trial.suggest_categorical("x", values.pop(0))})
     talking.proposed(1)
-    talking.asker.ask(1)
+    talking.thread.ask(1)
     (failed,) = talking.news(1)
     assert isinstance(failed, SamplerFailed)
     assert "only bounds may change" in str(as_user_error(failed.error))
 
 
-def test_the_pruner_condemns_what_is_worse(talk: Callable[..., Talk]) -> None:
+def test_the_pruner_condemns_what_is_worse(open_session: Callable[..., Session]) -> None:
     pruner = optuna.pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=0)
-    there = talk(pruner=pruner)
-    there.proposed(2)
-    there.asker.report(0, [(step, 0.1) for step in range(5)])
-    there.asker.record_end(0, ItemEnd.COMPLETE, 0.1, {})
-    there.asker.report(1, [(0, 0.9), (1, 0.9)])
-    assert there.news(1) == [PruneRequested(1)]
-    there.asker.record_end(1, ItemEnd.PRUNED, None, {})
+    session = open_session(pruner=pruner)
+    session.proposed(2)
+    session.thread.report(0, [(step, 0.1) for step in range(5)])
+    session.thread.record_end(0, ItemEnd.COMPLETE, 0.1, {})
+    session.thread.report(1, [(0, 0.9), (1, 0.9)])
+    assert session.news(1) == [PruneRequested(1)]
+    session.thread.record_end(1, ItemEnd.PRUNED, None, {})
     # A late word of a trial that has ended is no error.
-    there.asker.report(1, [(2, 0.9)])
-    there.close()
-    assert there.study.trials[1].state is optuna.trial.TrialState.PRUNED
-    assert there.study.trials[1].value == 0.9
+    session.thread.report(1, [(2, 0.9)])
+    session.close()
+    assert session.study.trials[1].state is optuna.trial.TrialState.PRUNED
+    assert session.study.trials[1].value == 0.9
 
 
 def test_steps_that_a_restarted_trial_reports_again_are_no_news(
-    talk: Callable[..., Talk], recwarn: pytest.WarningsRecorder
+    open_session: Callable[..., Session], recwarn: pytest.WarningsRecorder
 ) -> None:
-    before = talk()
+    before = open_session()
     before.proposed(1)
-    before.asker.report(0, [(0, 0.5), (1, 0.4)])
+    before.thread.report(0, [(0, 0.5), (1, 0.4)])
     before.close()
-    after = talk()
+    after = open_session()
     after.proposed(1)
-    after.asker.report(0, [(0, 0.9), (1, 0.8), (2, 0.7)])
-    after.asker.report(0, [(2, 0.6)])
-    after.asker.record_end(0, ItemEnd.COMPLETE, 0.7, {})
+    after.thread.report(0, [(0, 0.9), (1, 0.8), (2, 0.7)])
+    after.thread.report(0, [(2, 0.6)])
+    after.thread.record_end(0, ItemEnd.COMPLETE, 0.7, {})
     after.close()
     assert after.study.trials[0].intermediate_values == {0: 0.5, 1: 0.4, 2: 0.7}
     assert not [str(one.message) for one in recwarn if "reported" in str(one.message)]
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice")
-def test_nan_is_judged_by_the_pruner(talk: Callable[..., Talk]) -> None:
-    there = talk(pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
-    there.proposed(2)
-    there.asker.report(0, [(0, 0.1)])
-    there.asker.record_end(0, ItemEnd.COMPLETE, 0.1, {})
-    there.asker.report(1, [(0, float("nan"))])
-    assert there.news(1) == [PruneRequested(1)]
+def test_nan_is_judged_by_the_pruner(open_session: Callable[..., Session]) -> None:
+    session = open_session(pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
+    session.proposed(2)
+    session.thread.report(0, [(0, 0.1)])
+    session.thread.record_end(0, ItemEnd.COMPLETE, 0.1, {})
+    session.thread.report(1, [(0, float("nan"))])
+    assert session.news(1) == [PruneRequested(1)]
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "cmaes", "genetic"])
@@ -255,29 +259,29 @@ def test_a_seed_has_the_same_proposed_again(sampler: str, tmp_path: Path) -> Non
 
     def proposals(directory: Path) -> list[Any]:
         directory.mkdir()
-        there = Talk(directory, space, sampler=sampler, seed=7)
+        session = Session(directory, space, sampler=sampler, seed=7)
         found = []
         for number in range(15):
-            (one,) = there.proposed(1)
+            (one,) = session.proposed(1)
             found.append(one.arguments)
-            there.asker.record_end(number, ItemEnd.COMPLETE, one.arguments["x"] ** 2, {})
-        there.close()
+            session.thread.record_end(number, ItemEnd.COMPLETE, one.arguments["x"] ** 2, {})
+        session.close()
         return found
 
     assert proposals(tmp_path / "a") == proposals(tmp_path / "b")
 
 
-def test_a_grid_proposes_each_point_once(talk: Callable[..., Talk]) -> None:
+def test_a_grid_proposes_each_point_once(open_session: Callable[..., Session]) -> None:
     space = {"n": INT(1, 2), "c": CHOICE(["a", "b"]), "f": FLOAT(0.0, 0.5, step=0.5)}
-    there = talk(space, sampler="grid", seed=1)
-    there.asker.ask(10)
-    news = there.news(10)
+    session = open_session(space, sampler="grid", seed=1)
+    session.thread.ask(10)
+    news = session.news(10)
     points = [tuple(one.arguments.values()) for one in news if isinstance(one, Proposed)]
     assert len(points) == len(set(points)) == 8
     assert sum(isinstance(one, SamplerExhausted) for one in news) == 2
     for number in range(8):
-        there.asker.record_end(number, ItemEnd.COMPLETE, 0.0, {})
-    there.close()
+        session.thread.record_end(number, ItemEnd.COMPLETE, 0.0, {})
+    session.close()
 
 
 def test_a_grid_has_no_value_beyond_its_end() -> None:
@@ -285,64 +289,66 @@ def test_a_grid_has_no_value_beyond_its_end() -> None:
     assert grid["x"] == [0.0, 0.1, 0.2, 0.3]
 
 
-def test_a_function_gives_the_arguments(talk: Callable[..., Talk]) -> None:
+def test_a_function_gives_the_arguments(open_session: Callable[..., Session]) -> None:
     def space(trial: Any) -> dict[str, Any]:
         kind = trial.suggest_categorical("kind", ["sgd"])
         return {"kind": kind, "rate": trial.suggest_float("rate", 0.1, 0.2), "fixed": 3}
 
-    there = talk(space)
-    (one,) = there.proposed(1)
+    session = open_session(space)
+    (one,) = session.proposed(1)
     assert one.params.keys() == {"kind", "rate"}
     assert one.arguments == {**one.params, "fixed": 3}
 
 
-def test_what_the_users_space_raises_ends_the_search(talk: Callable[..., Talk]) -> None:
+def test_what_the_users_space_raises_ends_the_search(open_session: Callable[..., Session]) -> None:
     def space(trial: Any) -> Any:
         raise KeyError("mine")
 
-    there = talk(space)
-    there.asker.ask(1)
-    (broken,) = there.news(1)
+    session = open_session(space)
+    session.thread.ask(1)
+    (broken,) = session.news(1)
     assert isinstance(broken, SamplerFailed) and isinstance(broken.error, KeyError)
 
 
 def test_trials_that_end_after_the_users_space_has_raised_are_kept(
-    talk: Callable[..., Talk],
+    open_session: Callable[..., Session],
 ) -> None:
     def space(trial: Any) -> Any:
         if trial.number:
             raise KeyError("mine")
 
-    there = talk(space)
-    there.asker.ask(2)
-    first, broken = there.news(2)
+    session = open_session(space)
+    session.thread.ask(2)
+    first, broken = session.news(2)
     assert isinstance(first, Proposed) and isinstance(broken, SamplerFailed)
-    there.asker.ask(1)
-    there.asker.record_end(0, ItemEnd.COMPLETE, 0.5, {})
-    there.close()
-    assert there.study.best_value == 0.5 and len(there.study.trials) == 2
+    session.thread.ask(1)
+    session.thread.record_end(0, ItemEnd.COMPLETE, 0.5, {})
+    session.close()
+    assert session.study.best_value == 0.5 and len(session.study.trials) == 2
 
 
 def test_an_end_that_optuna_cannot_record_is_told(
-    talk: Callable[..., Talk], monkeypatch: pytest.MonkeyPatch
+    open_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = talk()
-    there.proposed(1)
+    session = open_session()
+    session.proposed(1)
     monkeypatch.delattr(optuna.Study, "tell")
-    there.asker.record_end(0, ItemEnd.COMPLETE, 0.5, {})
-    there.close()
-    assert isinstance(there.asker.failure, AttributeError)
+    session.thread.record_end(0, ItemEnd.COMPLETE, 0.5, {})
+    session.close()
+    assert isinstance(session.thread.failure, AttributeError)
 
 
-def test_a_trial_that_the_space_does_not_want_is_pruned_and_told(talk: Callable[..., Talk]) -> None:
+def test_a_trial_that_the_space_does_not_want_is_pruned_and_told(
+    open_session: Callable[..., Session],
+) -> None:
     def space(trial: Any) -> None:
         raise optuna.TrialPruned
 
-    there = talk(space)
-    there.asker.ask(3)
-    assert there.news(3) == [Declined(0), Declined(1), Declined(2)]
-    there.close()
-    assert count_ended(there.study) == 3
+    session = open_session(space)
+    session.thread.ask(3)
+    assert session.news(3) == [Declined(0), Declined(1), Declined(2)]
+    session.close()
+    assert count_ended(session.study) == 3
 
 
 @pytest.mark.parametrize(
@@ -375,12 +381,14 @@ def test_samplers_and_pruners_are_optunas() -> None:
         spaces.pruner_of("mean")
 
 
-def test_a_study_knows_whether_its_trials_had_other_code(talk: Callable[..., Talk]) -> None:
-    first = talk()
+def test_a_study_knows_whether_its_trials_had_other_code(
+    open_session: Callable[..., Session],
+) -> None:
+    first = open_session()
     assert not record_code(first.study, "sha256:1")
     assert not record_code(first.study, "sha256:1")
     first.close()
-    again = talk()
+    again = open_session()
     assert not record_code(again.study, "sha256:1")
     assert record_code(again.study, "sha256:2")
     assert not record_code(again.study, "sha256:2")
