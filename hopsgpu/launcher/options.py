@@ -100,9 +100,9 @@ class GangOptions(ExecutorOptions):
 
     Attributes:
         workers: the world size; or, for `launch`, `submit` and `plan`, the smallest and the largest
-            of an elastic gang, as (2, 8): it starts once the smallest number of ranks can, grows at
-            a checkpoint as more executors arrive, and goes on from the latest checkpoint with those
-            that are left when some are lost.
+            of an elastic gang, as (2, 8). It starts once the smallest number of ranks can. It grows
+            at a checkpoint as more executors arrive. If executors are lost, it continues from the
+            latest checkpoint with the remaining ones.
         gpus_per_worker: number of whole GPUs of each rank; 0 for a gang on CPUs; 1/k (0.5, say) for
             k ranks of one container on one GPU, which NCCL does not connect (gloo does).
         parameter_servers: number of processes without GPU, besides the workers, that also run
@@ -198,9 +198,9 @@ class FunctionOptions(CommonOptions):
         env_vars: environment variables of every rank. They may include `OMP_NUM_THREADS` and
             `LOKY_MAX_CPU_COUNT`, which are the number of the rank's cores by default.
         independent_ranks: whether each rank trains by itself. Frameworks then find a world of one
-            rank in each rank, and are not checked. By default a rank ends with an error if
-            Lightning, accelerate, Transformers, Keras, torch.distributed or jax.distributed would
-            train with other ranks than all of the gang.
+            rank in each rank, and are not checked. By default, a rank fails if its framework would
+            not train with all ranks of the gang. The check covers Lightning, accelerate,
+            Transformers, Keras, torch.distributed and jax.distributed.
     """
 
     train_fn: Callable[..., Any] = field(kw_only=False)
@@ -231,10 +231,10 @@ class RunOptions(FunctionOptions):
             which every rank may write a part. If no rank leaves a file there is no version, but a
             warning. Executors whose ranks left nothing are released before the others upload.
         run_timeout: how long the ranks may take in one attempt; None for no bound.
-        gpu_idle_timeout: how long all GPUs of the gang may idle in a row while the function runs,
-            that is, have a utilisation under 5 % (as NVML reports it). Then the run ends as
-            GpusIdle. "off" for no bound; None for the value of `spark.hopsgpu.idle_timeout`, by
-            default no bound. GPUs whose utilisation is unknown never end a run.
+        gpu_idle_timeout: how long all GPUs of the gang may idle in a row while the function runs;
+            then the run ends as GpusIdle. A GPU idles if NVML reports a utilisation under 5 %. GPUs
+            whose utilisation is unknown never end a run. "off" for no bound; None for the value of
+            `spark.hopsgpu.idle_timeout`, by default no bound.
         retries: how often the gang may start again after a failure of a rank or of the
             infrastructure; `context().attempt` counts the starts. Executors that still work are
             kept. The same exception in all ranks at once is an error of the code, and is not

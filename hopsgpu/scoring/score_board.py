@@ -30,15 +30,15 @@ class ScoreBoard(ExecutorsBoard):
         self._failed: list[FailedPart] = []
         self._past: deque[tuple[float, int]] = deque()
 
-    def set_parts(self, rows: int, parts: int, done: int, complete: int) -> None:
+    def set_parts(self, rows: int, parts: int, kept_parts: int, kept_rows: int) -> None:
         """Record the parts of the table.
 
         Args:
-            done: number of parts that an earlier run of the score has kept.
-            complete: number of rows of these.
+            kept_parts, kept_rows: those that an earlier run of the score has kept.
         """
         with self._lock:
-            self._rows, self._parts, self._done, self._complete = rows, parts, done, complete
+            self._rows, self._parts = rows, parts
+            self._done, self._complete = kept_parts, kept_rows
 
     def record_busy(self, change: int) -> None:
         """Record that a number of executors began to score, or have nothing to score (below 0)."""
@@ -111,8 +111,8 @@ class ScoreBoard(ExecutorsBoard):
         """Return the rows scored, the rows scored in a second, and the seconds that are left."""
         scored = self._complete + sum(self._partial.values())
         rate = self._rate(scored, time.monotonic())
-        left = self._rows - scored - sum(part.rows for part in self._failed)
-        return scored, rate, max(left, 0) / rate if rate else None
+        remaining = self._rows - scored - sum(part.rows for part in self._failed)
+        return scored, rate, max(remaining, 0) / rate if rate else None
 
     def _rate(self, scored: int, now: float) -> float | None:
         """Return the rows scored in a second, over the last half minute of work."""

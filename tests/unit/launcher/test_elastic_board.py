@@ -1,4 +1,4 @@
-"""What the board of an elastic gang tells of executors, worlds and GPU seconds, by our clock."""
+"""Executors, worlds and GPU seconds on the board of an elastic gang, with a clock of the test."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from hopsgpu.launcher.elastic_board import ElasticBoard
 from hopsgpu.launcher.elastic_policy import WorldEnd
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Gang:
-    """A board of executors with two GPUs each, one rank per GPU, and the clock that it reads."""
+    """A board of executors with two GPUs each, one rank per GPU, and the clock that it reads.
 
-    def __init__(self, gpus: int = 2) -> None:
-        self.clock = Clock()
-        self.board = ElasticBoard("run-1", 4, gpus, progress_of("off"), (2, 8), self.clock)
+    Args:
+        executors: number of executors of a first world, which starts at once; 0 for no world.
+    """
+
+    def __init__(self, gpus: int = 2, executors: int = 0) -> None:
+        self.now = 1000.0
+        progress = progress_of("off")
+        self.board = ElasticBoard("run-1", 4, gpus, progress, (2, 8), lambda: self.now)
         self.board.state(GangState.WAITING)
+        if executors:
+            self.hold(executors)
+            self.begin(executors)
 
     def at(self, second: float) -> ElasticBoard:
         """Set the clock to so many seconds after the request."""
-        self.clock.now = 1000.0 + second
+        self.now = 1000.0 + second
         return self.board
 
     def hold(self, held: int, ready: int | None = None, wanted: int = 4, why: str = "") -> None:
@@ -47,6 +47,11 @@ class Gang:
     def enter(self, second: float) -> None:
         self.at(second).record_entry(1000.0 + second)
         self.board.state(GangState.RUNNING)
+
+    def finish(self, second: float, how: WorldEnd) -> None:
+        self.at(second).record_return()
+        self.board.mark("returned")
+        self.board.record_end(how, "")
 
     def release(self, second: float) -> None:
         self.at(second).state(GangState.RELEASING)
@@ -68,9 +73,7 @@ def grown() -> Gang:
     gang.at(20)
     gang.hold(3)
     gang.at(28).record_stop()
-    gang.at(30).record_return()
-    gang.board.mark("returned")
-    gang.board.record_end(WorldEnd.GREW, "")
+    gang.finish(30, WorldEnd.GREW)
     gang.at(31)
     gang.begin(3)
     gang.enter(34)
@@ -104,9 +107,7 @@ def test_executors_that_import_the_frameworks_are_starting_and_wait_for_nobody()
     gang.at(23)
     gang.begin(2)
     gang.enter(24)
-    gang.at(30).record_return()
-    gang.board.mark("returned")
-    gang.board.record_end(WorldEnd.RETURNED, "")
+    gang.finish(30, WorldEnd.RETURNED)
     gang.release(30)
     seconds = gang.board.result().gpu_seconds
     assert seconds.starting == ((22 - 5) + (24 - 23) * 2) * 2
@@ -125,10 +126,7 @@ def test_the_timeline_is_of_all_worlds() -> None:
 
 
 def test_an_executor_counts_until_it_is_lost() -> None:
-    gang = Gang()
-    gang.at(0)
-    gang.hold(3)
-    gang.begin(3)
+    gang = Gang(executors=3)
     gang.enter(1)
     gang.at(10).record_loss()
     gang.hold(2)
@@ -157,10 +155,7 @@ def test_executors_that_are_given_back_count_until_they_are_gone() -> None:
 
 
 def test_a_world_that_runs_is_accounted_until_now() -> None:
-    gang = Gang()
-    gang.at(0)
-    gang.hold(2)
-    gang.begin(2)
+    gang = Gang(executors=2)
     gang.enter(2)
     gang.at(7)
     (world,) = gang.board.status().worlds
@@ -184,10 +179,7 @@ def test_uploads_are_publishing_of_the_last_world() -> None:
 
 
 def test_on_cpus_there_are_no_gpu_seconds() -> None:
-    gang = Gang(gpus=0)
-    gang.at(0)
-    gang.hold(2)
-    gang.begin(2)
+    gang = Gang(gpus=0, executors=2)
     gang.enter(2)
     gang.at(9)
     assert spent(gang) == (0.0, 0.0, 0.0, 0.0)
@@ -200,12 +192,12 @@ def test_each_world_is_an_attempt() -> None:
     assert "2 worlds of [4, 6] ranks" in repr(gang.board.result())
 
 
-@pytest.mark.parametrize(("wanted", "told"), [(4, 4), (0, 2)])
-def test_what_is_wanted_includes_what_is_here(wanted: int, told: int) -> None:
+@pytest.mark.parametrize(("wanted", "shown"), [(4, 4), (0, 2)])
+def test_what_is_wanted_includes_what_is_here(wanted: int, shown: int) -> None:
     gang = Gang()
     gang.hold(2, wanted=wanted, why="queue full")
     status = gang.board.status()
-    assert (status.granted, status.wanted, status.waiting_for) == (2, told, "queue full")
+    assert (status.granted, status.wanted, status.waiting_for) == (2, shown, "queue full")
 
 
 def placed(gang: Gang, executors: int) -> RankTable:
@@ -219,15 +211,10 @@ def placed(gang: Gang, executors: int) -> RankTable:
 
 
 def test_what_ranks_lost_is_that_of_all_worlds() -> None:
-    gang = Gang()
-    gang.at(0)
-    gang.hold(2)
-    gang.begin(2)
+    gang = Gang(executors=2)
     placed(gang, 2).record_blocked(0, 3.0, 1.0)
     gang.enter(4)
-    gang.at(20).record_return()
-    gang.board.mark("returned")
-    gang.board.record_end(WorldEnd.GREW, "")
+    gang.finish(20, WorldEnd.GREW)
     gang.at(21)
     gang.hold(3)
     gang.begin(3)
@@ -247,10 +234,7 @@ def test_what_ranks_lost_is_that_of_all_worlds() -> None:
 
 
 def test_a_world_that_never_ran_was_starting() -> None:
-    gang = Gang()
-    gang.at(0)
-    gang.hold(2)
-    gang.begin(2)
+    gang = Gang(executors=2)
     gang.at(6).record_return()
     gang.board.record_end(WorldEnd.LOST, "")
     assert gang.board.result().gpu_seconds.starting == 6 * 2 * 2

@@ -38,7 +38,7 @@ CHOICE = optuna.distributions.CategoricalDistribution
 
 
 class Session:
-    """An thread and what it has said."""
+    """A study on a local file, and the thread that calls Optuna."""
 
     def __init__(self, directory: Path, space: Any = None, **given: Any) -> None:
         self.space = {"x": FLOAT(0.0, 1.0)} if space is None else space
