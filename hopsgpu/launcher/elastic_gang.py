@@ -426,7 +426,7 @@ class ElasticLoop(ExecutorLoop):
         error = failure.error
         why = str(error).partition("\n")[0]
         if not failure.is_loss:
-            is_retried = self._retries.should_retry(failure)
+            is_retried = self._retries.prepare_retry(failure)
             self._record_end(WorldEnd.FAILED, why)
             if not is_retried:
                 self._fail(error)

@@ -132,7 +132,7 @@ class GangRun(RunBody[GangResult]):
                 )
                 if failure is None:
                     break
-                if not self._retries.should_retry(failure):
+                if not self._retries.prepare_retry(failure):
                     raise failure.error
                 self._board.record_retry()
         self._values = self._unpickle_values()

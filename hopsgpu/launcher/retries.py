@@ -31,8 +31,8 @@ class Retries:
         self._suspects: list[str] = []
         self._retried_count = 0
 
-    def should_retry(self, failure: AttemptFailure) -> bool:
-        """Return whether another attempt follows a failed one; if so, tell people.
+    def prepare_retry(self, failure: AttemptFailure) -> bool:
+        """Return whether another attempt follows; if so, exclude the causes and report the retry.
 
         If the gang does not fit without what caused the failure, the failure gets a note.
         """

@@ -18,6 +18,7 @@ from hopsgpu.backends.spark.barrier_job import GangJob, agent_task, refuse_hopel
 from hopsgpu.backends.spark.elastic_jobs import ElasticJobAllocator
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.jvm_threads import start_daemon
+from hopsgpu.backends.spark.pending_executors import WaitWatcher
 from hopsgpu.backends.spark.queued_gang import QueuedGang, queued_gang
 from hopsgpu.backends.spark.release import (
     UNREACHABLE_SECONDS,
@@ -26,7 +27,6 @@ from hopsgpu.backends.spark.release import (
     report,
 )
 from hopsgpu.backends.spark.token_renewal import read_tokens
-from hopsgpu.backends.spark.wait_reasons import WaitWatcher
 from hopsgpu.core.gang import PART_SECONDS, GangState
 from hopsgpu.core.queue_policy import RENEW_SECONDS, queue_tag
 from hopsgpu.errors import Cancelled, HopsGpuError, StoreError
@@ -293,7 +293,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
                 break
             with self._changed:
                 granted = len(self._jobs_by_tag) - missing
-            clock.report((), queued.facts(granted).around(where))
+            clock.report((), queued.facts(granted).message(where))
         # Other gangs go first. An executor that was granted meanwhile runs another job or is
         # released.
         with self._changed:

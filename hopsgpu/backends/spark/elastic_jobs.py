@@ -12,7 +12,7 @@ from hopsgpu.backends.gang_allocation import Job
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.barrier_job import GangJob
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
-from hopsgpu.backends.spark.wait_reasons import PendingExecutors
+from hopsgpu.backends.spark.pending_executors import PendingExecutors
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import GangExecutor

@@ -14,12 +14,12 @@ from hopsgpu.backends.agent_registration import is_hello, register_container
 from hopsgpu.backends.gang_request import AcquisitionClock, Request
 from hopsgpu.backends.spark.barrier_job import GangJob
 from hopsgpu.backends.spark.executors import Executors
+from hopsgpu.backends.spark.pending_executors import EndedContainers
 from hopsgpu.backends.spark.settings import refuse_other_python
-from hopsgpu.backends.spark.wait_reasons import EndedContainers
 from hopsgpu.core.gang import AcquisitionProgress, GangExecutor, Verdict, shared_hosts
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.yarn.gpu_holders import GpuFacts
 from hopsgpu.yarn.resource_manager import PriorityContainers
+from hopsgpu.yarn.wait_message import WaitFacts
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class GrantTurn(Protocol):
     def end(self) -> None:
         """End the turn: YARN has granted everything, and other gangs may ask."""
 
-    def facts(self, held: int) -> GpuFacts:
+    def facts(self, held: int) -> WaitFacts:
         """Return who holds the other GPUs, given the number of executors that YARN has granted."""
 
 
@@ -244,7 +244,7 @@ class PlaceholderAcquisition:
             self._why = lambda: self._describe_missing(held)
         else:
             facts = self._turn.facts(len(held.containers))
-            self._why = lambda: facts.around(self._describe_missing(held))
+            self._why = lambda: facts.message(self._describe_missing(held))
 
     def _describe_missing(self, held: PriorityContainers) -> str:
         connected = len(self._placeholders)

@@ -24,10 +24,10 @@ from hopsgpu.core.queue_policy import (
 )
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.yarn.gang_queue import QueueMember, queued
-from hopsgpu.yarn.gpu_holders import GpuFacts, waiting_facts
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.shortage import Shortage, shortage
 from hopsgpu.yarn.snapshot import Snapshot
+from hopsgpu.yarn.wait_message import WaitFacts, wait_facts
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class QueuedGang:
             log.info("%s: YARN has granted all executors; passes the turn on", self._request.run_id)
         self._give_back()
 
-    def facts(self, held: int) -> GpuFacts:
+    def facts(self, held: int) -> WaitFacts:
         """Return who holds what the gang waits for, what is short, and what is free."""
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
@@ -112,7 +112,7 @@ class QueuedGang:
             facts = self._facts(snapshot, held, missing)
             return dataclasses.replace(facts, short=missing.text)
         except HopsGpuError as error:
-            return GpuFacts("", str(error))
+            return WaitFacts("", str(error))
 
     def hosts(self, executors: int, excluded_hosts: Collection[str] = ()) -> tuple[str, ...]:
         """Return the best host for each executor; if empty, YARN chooses.
@@ -186,7 +186,7 @@ class QueuedGang:
         # A gang ahead in the queue is the first obstacle.
         queue = None if self._member is None else self._member.last_snapshot
         promised = "" if queue is None else describe_promised(queue)
-        why = [decision.reason, facts.around(missing.text), promised]
+        why = [decision.reason, facts.message(missing.text), promised]
         self._clock.report((), "; ".join(part for part in why if part))
         return False
 
@@ -195,8 +195,8 @@ class QueuedGang:
         jitter = random.uniform(1.0 - POLL_JITTER, 1.0 + POLL_JITTER)  # noqa: S311
         self._next_poll = time.monotonic() + seconds * jitter
 
-    def _facts(self, snapshot: Snapshot, held: int, missing: Shortage) -> GpuFacts:
-        return waiting_facts(
+    def _facts(self, snapshot: Snapshot, held: int, missing: Shortage) -> WaitFacts:
+        return wait_facts(
             snapshot, self._demand, held, missing.queue, is_gpu_shortage=missing.is_gpu_shortage
         )
 

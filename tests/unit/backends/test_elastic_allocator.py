@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.backends.gang_request import AcquisitionClock, Request
-from hopsgpu.backends.spark import elastic_allocator, executors, wait_reasons
+from hopsgpu.backends.spark import elastic_allocator, executors, pending_executors
 from hopsgpu.backends.spark.elastic_allocator import YarnElasticAllocator
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
@@ -23,8 +23,8 @@ from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.yarn.gpu_holders import GpuFacts
 from hopsgpu.yarn.resource_manager import PriorityContainers
+from hopsgpu.yarn.wait_message import WaitFacts
 from tests.conftest import until
 from tests.unit import plans
 
@@ -137,7 +137,7 @@ class Site:
             hosts=lambda count, taken: (),
             end=lambda: None,
             renew=lambda: True,
-            facts=lambda held: GpuFacts("", ""),
+            facts=lambda held: WaitFacts("", ""),
         )
 
 
@@ -155,7 +155,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setattr(elastic_allocator, "_SURPLUS_SECONDS", 0.1)
     monkeypatch.setattr(elastic_allocator, "UNREACHABLE_SECONDS", 0.3)
     # Long enough to be seen, while others go first.
-    monkeypatch.setattr(wait_reasons, "backoff_seconds", lambda attempts, chance: 1.0)
+    monkeypatch.setattr(pending_executors, "backoff_seconds", lambda attempts, chance: 1.0)
     gone = SimpleNamespace(is_confirmed=True, problem=None)
     monkeypatch.setattr(elastic_allocator, "release_executors", lambda *given, is_whole: gone)
     leases = []

@@ -21,8 +21,8 @@ from hopsgpu.control.events import Event
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.core.gang import GangExecutor
 from hopsgpu.errors import ConfigError, DiscoveryError, GangTimeout
-from hopsgpu.yarn.gpu_holders import GpuFacts
 from hopsgpu.yarn.resource_manager import PriorityContainers
+from hopsgpu.yarn.wait_message import WaitFacts
 from tests.unit import plans
 
 
@@ -133,7 +133,7 @@ def bringing(cluster: Cluster, executors: int, **asked: Any) -> PlaceholderAcqui
     )
     request = plans.request(told, executors, 60.0, **asked)
     turn = SimpleNamespace(
-        renew=lambda: True, end=lambda: None, facts=lambda held: GpuFacts("", "1 of 4 GPUs free")
+        renew=lambda: True, end=lambda: None, facts=lambda held: WaitFacts("", "1 of 4 GPUs free")
     )
     cluster.clock = AcquisitionClock(request)
     application: Any = cluster

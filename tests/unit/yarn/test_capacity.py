@@ -18,12 +18,12 @@ from hopsgpu.core.queue_policy import Bound
 from hopsgpu.errors import CapacityError, HopsGpuError
 from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
 from hopsgpu.yarn.demand import Demand
-from hopsgpu.yarn.gpu_holders import GpuFacts, waiting_facts
 from hopsgpu.yarn.queues import chain_of, check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager
 from hopsgpu.yarn.resources import Amount, exceeds_share, multiply_rounding_down
 from hopsgpu.yarn.shortage import Shortage, shortage
 from hopsgpu.yarn.snapshot import App, Master, Node, Queue, Rounding, Snapshot, User
+from hopsgpu.yarn.wait_message import WaitFacts, wait_facts
 
 NOTHING = Amount(0, 0, 0)
 ALICE = User("alice")
@@ -159,7 +159,7 @@ def test_a_fair_scheduler_that_hides_containers() -> None:
     snapshot = recorded("fair")
     assert snapshot.master is None
     assert snapshot.applications[0].used == Amount(0, 3, 3072)
-    assert "not shown" in waiting_facts(snapshot, Demand(Amount(1, 1, 1024), 1)).holders
+    assert "not shown" in wait_facts(snapshot, Demand(Amount(1, 1, 1024), 1)).holders
 
 
 def test_queues_of_a_fair_scheduler() -> None:
@@ -518,7 +518,7 @@ def test_what_a_user_lacks() -> None:
 def test_no_node_runs() -> None:
     gone = snap(node("node1", BIG, state="LOST"))
     assert shortage(Demand(ONE_GPU, 1), gone) == Shortage(Bound.CLUSTER, "needs 1 GPU")
-    assert waiting_facts(gone, Demand(ONE_GPU, 1)) == GpuFacts("", "0 of 0 GPUs free")
+    assert wait_facts(gone, Demand(ONE_GPU, 1)) == WaitFacts("", "0 of 0 GPUs free")
 
 
 def app(number: int, name: str, user: str, amount: Amount, containers: int = 0) -> App:
@@ -536,14 +536,14 @@ def test_who_holds_what() -> None:
             app(1, "mine", "alice", Amount(0, 1, 1024)),
         ),
     )
-    facts = waiting_facts(snapshot, Demand(ONE_GPU, 1))
+    facts = wait_facts(snapshot, Demand(ONE_GPU, 1))
     # Who holds them comes first, and each number once.
-    assert facts.around("needs 2 GPUs") == (
+    assert facts.message("needs 2 GPUs") == (
         "held by 'train-x' of alice (2 GPUs, application_1_0007), application_1_0009 of bob (1"
         " GPU); needs 2 GPUs; 1 of 4 GPUs free, 1 of 2 in queue root.a"
     )
-    assert facts.around("") == f"{facts.holders}; {facts.free}"
-    assert waiting_facts(snapshot, Demand(Amount(0, 1, 1024), 1)) == GpuFacts(
+    assert facts.message("") == f"{facts.holders}; {facts.free}"
+    assert wait_facts(snapshot, Demand(Amount(0, 1, 1024), 1)) == WaitFacts(
         "held by 'train-x' of alice (2 cores, 2048 MiB, application_1_0007), application_1_0009 of"
         " bob (1 core, 1024 MiB), this application (1 core, 1024 MiB), applications that are not"
         " shown or just ended (1 core, 0 MiB)",
@@ -564,42 +564,42 @@ def test_who_holds_the_memory_that_is_short_although_gpus_are_free() -> None:
     demand = Demand(Amount(1, 2, 8192), 1)
     missing = shortage(demand, there)
     assert (missing.queue, missing.is_gpu_shortage) == ("root.a", False)
-    facts = waiting_facts(there, demand, 0, missing.queue, is_gpu_shortage=missing.is_gpu_shortage)
-    assert facts.around(missing.text) == (
+    facts = wait_facts(there, demand, 0, missing.queue, is_gpu_shortage=missing.is_gpu_shortage)
+    assert facts.message(missing.text) == (
         "held by this application (3 cores, 4096 MiB; Spark ends its CPU executors once they are"
         " idle and keep no shuffle files); queue root.a has 6144 of 10240 MiB left, 8192 are needed"
     )
     # An application master alone keeps no executors.
     alone = dataclasses.replace(there, applications=(app(1, "m", "a", Amount(0, 1, 4096), 1),))
-    said = waiting_facts(alone, demand, 0, missing.queue, is_gpu_shortage=False).holders
+    said = wait_facts(alone, demand, 0, missing.queue, is_gpu_shortage=False).holders
     assert said.startswith("held by this application (1 core, 4096 MiB), ")
 
 
 def test_what_is_told_of_already_is_not_told_again() -> None:
     half = queue("root.a", BIG, used=Amount(1, 3, 2048))
-    told = waiting_facts(snap(*TWO, queues=(half,)), Demand(ONE_GPU, 1), named_queue="root.a")
+    told = wait_facts(snap(*TWO, queues=(half,)), Demand(ONE_GPU, 1), named_queue="root.a")
     assert told.free == "4 of 4 GPUs free"
     # A queue that may have all there is says nothing of what can be got.
     whole = queue("root.a", Amount(4, 12, 28672), used=Amount(1, 3, 2048))
     there = snap(*TWO, queues=(whole, whole))
-    assert waiting_facts(there, Demand(ONE_GPU, 1)).free == told.free
+    assert wait_facts(there, Demand(ONE_GPU, 1)).free == told.free
     # Nor does the cluster, where that queue is told of.
-    assert waiting_facts(there, Demand(ONE_GPU, 1), named_queue="root.a") == GpuFacts("", "")
+    assert wait_facts(there, Demand(ONE_GPU, 1), named_queue="root.a") == WaitFacts("", "")
 
 
 def test_what_the_gang_itself_has_is_held_by_nobody_else() -> None:
     mine = app(1, "mine", "alice", Amount(3, 7, 16384))
     nodes = used(Amount(2, 5, 11264), Amount(1, 2, 5120))
     there = snap(*nodes, applications=(mine,))
-    assert waiting_facts(there, Demand(ONE_GPU, 4), held=3).holders == ""
-    two = waiting_facts(there, Demand(ONE_GPU, 4), held=1).holders
+    assert wait_facts(there, Demand(ONE_GPU, 4), held=3).holders == ""
+    two = wait_facts(there, Demand(ONE_GPU, 4), held=1).holders
     assert two == "held by this application (2 GPUs)"
 
 
 def test_few_holders_are_named_and_hidden_ones_are_counted() -> None:
     some = tuple(app(n, "", "bob", Amount(1, 1, 1)) for n in (1, 2, 3, 4, 5))
     nodes = (node("node1", Amount(8, 9, 9), used=Amount(7, 9, 9)),)
-    said = waiting_facts(snap(*nodes, applications=some), Demand(ONE_GPU, 1)).holders
+    said = wait_facts(snap(*nodes, applications=some), Demand(ONE_GPU, 1)).holders
     assert said == (
         "held by this application (1 GPU), application_1_0002 of bob (1 GPU), application_1_0003 of"
         " bob (1 GPU), 2 more, applications that are not shown or just ended (2 GPUs)"

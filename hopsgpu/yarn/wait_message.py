@@ -1,4 +1,4 @@
-"""Free resources, and who holds the others. Pure."""
+"""The message why a gang waits: who holds the resources, what is scarce, what is free. Pure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _CPU_EXECUTORS = "Spark ends its CPU executors once they are idle and keep no sh
 
 
 @dataclass(frozen=True)
-class GpuFacts:
-    """The holders of the resources that a gang waits for, and the free resources, in words.
+class WaitFacts:
+    """The parts of the message why a gang waits.
 
     Attributes:
         holders: who holds the resources; "" if nobody does.
@@ -27,19 +27,19 @@ class GpuFacts:
     free: str
     short: str = ""
 
-    def around(self, *why: str) -> str:
-        """Return one line: the holders, the given reasons, the scarce resource, what is free."""
+    def message(self, *why: str) -> str:
+        """Return the message in one line, with further reasons after the holders."""
         return "; ".join(part for part in (self.holders, *why, self.short, self.free) if part)
 
 
-def waiting_facts(
+def wait_facts(
     snapshot: Snapshot,
     demand: Demand,
     held: int = 0,
     named_queue: str = "",
     *,
     is_gpu_shortage: bool = True,
-) -> GpuFacts:
+) -> WaitFacts:
     """Return the holders and what is free: GPUs if the gang wants some, else cores and memory.
 
     Args:
@@ -67,7 +67,7 @@ def waiting_facts(
             free.append(f"{_of(remaining, queue.maximum, has_gpus)} in queue {queue.path}")
     held_resources = snapshot.granted_size(demand.container) * held
     holders = _holders(snapshot, used, held_resources, held, has_gpus and is_gpu_shortage)
-    return GpuFacts(holders, ", ".join(free))
+    return WaitFacts(holders, ", ".join(free))
 
 
 def _of(free: Amount, total_: Amount, has_gpus: bool) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
-from hopsgpu.backends.spark.wait_reasons import EndedContainers, PendingExecutors, WaitWatcher
+from hopsgpu.backends.spark.pending_executors import EndedContainers, PendingExecutors, WaitWatcher
 from hopsgpu.errors import Cancelled, GangTimeout
 from tests.unit import plans
 

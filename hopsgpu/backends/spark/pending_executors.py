@@ -1,4 +1,4 @@
-"""The reasons, in words, why executors have not arrived."""
+"""Executors that have not arrived: pending ones, and containers that ended unexpectedly."""
 
 from __future__ import annotations
 
