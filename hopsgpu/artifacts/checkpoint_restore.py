@@ -92,7 +92,7 @@ def download_best(
 ) -> Path | None:
     """Download the checkpoint with the best metric of all places; return None if none has a metric.
 
-    Of equal metrics, the newest checkpoint counts.
+    If metrics are equal, the newest checkpoint counts.
 
     Args:
         places: checkpoints to search, the run's own first.

@@ -3,8 +3,8 @@
 Each shard directory has a record beside it: `….complete`, or `….min=0.25.complete` with a metric.
 The record is a JSON object: the shard's files with their sizes and digests, and the position in
 the launch's data, if any. It is written after the shard and removed before the shard. So a shard
-is complete or absent, whichever process is killed, even on a local file system, where a rename
-takes two steps, and on an object store, where a shard is uploaded in place.
+is complete or absent, whichever process is killed. This holds even on a local file system, where a
+rename takes two steps, and on an object store, where a shard is uploaded in place.
 
 If a step is saved again, the new shards lie beside the old ones until all ranks have saved again.
 

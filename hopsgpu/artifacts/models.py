@@ -303,7 +303,7 @@ class ModelStore:
         # - If the tag is written later, the other process removes it: its check finds no version.
         #
         # If this process is killed here, the version is deleted. If the other process is killed
-        # before its check, its tag stays, and readers of the tag raise an error until it is set
+        # before its check, its tag stays. Readers of the tag raise an error until the tag is set
         # again or removed. It never points at another version: numbers are not used again.
         commit_of(home).withdraw(home, number, lambda: _refuse_tagged(home, number))
         log.info("deleted version %d of %s", number, home.url)

@@ -156,10 +156,10 @@ class RunChanges(Generic[T]):
             return None
 
     def _is_due(self, entry: FileStatus, now: float) -> bool:
-        known = self._known.get(entry.name)
-        if known is None or entry.modified != known.modified or now >= known.again_at:
+        last = self._known.get(entry.name)
+        if last is None or entry.modified != last.modified or now >= last.again_at:
             return True
-        return not entry.modified and known.is_read and not known.is_over
+        return not entry.modified and last.is_read and not last.is_over
 
     def _forget(self, existing: Collection[str]) -> tuple[str, ...]:
         removed = tuple(name for name in self._known if name not in existing)

@@ -259,7 +259,7 @@ def prunable(
     """Return the ids of runs that may be removed. Pure.
 
     Runs that are running, runs whose driver was active within the last hour, and unreadable runs
-    are kept. So are the runs that they resume, directly or through other runs.
+    are kept, with the runs that they resume, directly or through other runs.
 
     Args:
         runs: the runs, the newest first.

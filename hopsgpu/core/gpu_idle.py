@@ -1,8 +1,8 @@
 """Decides from samples whether a gang's GPUs idle while its function runs. Pure.
 
-A GPU idles while NVML reports a utilisation under 5 %. Without a reported utilisation, as for
-simulated GPUs and MIG devices, or without samples, the state is unknown, and there is neither a
-warning nor an end of the run.
+A GPU idles while NVML reports a utilisation under 5 %. NVML reports none for simulated GPUs
+and MIG devices. Without a utilisation the state is unknown: there is no warning, and the run does
+not end.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Of more reasons, the first and the latest are kept: reasons have numbers, which change often.
+# Beyond this, only the first and the latest reasons are kept: their numbers change often.
 _MOST = 20
 _LONGEST = 1000
 

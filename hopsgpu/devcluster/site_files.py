@@ -42,8 +42,8 @@ _HANDLERS = "8"
 def node_size(gpus_per_node: int) -> tuple[int, int]:
     """Return the memory in MiB and the cores that a NodeManager advertises.
 
-    They suffice for its share of a gang of default ranks (one core, 4 GiB and the overhead each),
-    an application master and CPU executors.
+    Both suffice for the node's share of a gang of default ranks (one core, 4 GiB and the overhead
+    each), an application master and CPU executors.
     """
     memory = 1024 * (gpus_per_node * _GIB_PER_GPU + _GIB_BESIDE)
     return memory, gpus_per_node + _CORES_BESIDE

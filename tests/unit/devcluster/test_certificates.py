@@ -91,24 +91,19 @@ def test_keys_are_for_their_owner_alone_and_made_once(layout: ClusterLayout) -> 
     assert made.key_store.read_bytes() == before
 
 
-def test_a_keytool_that_fails_is_told(tmp_path: Path) -> None:
-    java = tmp_path / "bin"
-    java.mkdir()
-    (java / "keytool").write_text("#!/bin/sh\necho 'keytool error: no entropy'\nexit 1\n")
-    (java / "keytool").chmod(0o755)
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [("echo 'no entropy'; exit 1", "no entropy"), ("exec sleep 60", "within 2 s")],
+)
+def test_a_keytool_that_fails_or_hangs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, why: str
+) -> None:
+    monkeypatch.setattr("hopsgpu.devcluster.daemons._PROGRAM_SECONDS", 2.0)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "keytool").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "bin" / "keytool").chmod(0o755)
     layout = ClusterLayout(tmp_path / "cluster")
     made = Certificates(layout.certificates)
-    with pytest.raises(ClusterError, match="no entropy"):
+    with pytest.raises(ClusterError, match=why):
         create_certificates(made, layout, tmp_path)
     assert not made.bundle.exists()
-
-
-def test_a_keytool_that_hangs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopsgpu.devcluster.daemons._PROGRAM_SECONDS", 0.2)
-    java = tmp_path / "bin"
-    java.mkdir()
-    (java / "keytool").write_text("#!/bin/sh\nexec sleep 60\n")
-    (java / "keytool").chmod(0o755)
-    layout = ClusterLayout(tmp_path / "cluster")
-    with pytest.raises(ClusterError, match="keytool did not end within"):
-        create_certificates(Certificates(layout.certificates), layout, tmp_path)
