@@ -85,11 +85,11 @@ def up(dir_: str | None, **options: Any) -> None:
     from hopsgpu import devcluster as library
 
     # A flag that is not given requests the setting of the cluster that already runs.
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         name: None if value is False else value for name, value in options.items()
     }
     with exit_on_signals():
-        library.up(dir_, **given, say=click.echo)
+        library.up(dir_, **settings, say=click.echo)
 
 
 @cluster.command()
@@ -97,7 +97,7 @@ def up(dir_: str | None, **options: Any) -> None:
 def down(dir_: str | None) -> None:
     """Stop every process of a cluster.
 
-    Its directory stays, with the HDFS files and the logs; remove the directory to delete them.
+    The directory stays, with the HDFS files and the logs; remove the directory to delete them.
     """
     from hopsgpu import devcluster as library
 

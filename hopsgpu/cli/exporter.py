@@ -29,10 +29,10 @@ from hopsgpu.errors import ConfigError
 def exporter(roots: tuple[str, ...], host: str, port: int, alerts: bool, dashboard: bool) -> None:
     """Serve metrics of GPUs, waiting gangs and runs to Prometheus, until Ctrl-C.
 
-    It asks the ResourceManager and the NodeManagers of HADOOP_CONF_DIR, and reads the queue of
-    gangs and the records of runs, with the rights of its user. There is no authentication: listen
-    on another address than this machine's own only where everybody may read the names of users,
-    queues, nodes and runs.
+    The exporter asks the ResourceManager and the NodeManagers of HADOOP_CONF_DIR, and reads the
+    queue of gangs and the records of runs, with the rights of its user. There is no
+    authentication: listen on another address than this machine's own only where everybody may read
+    the names of users, queues, nodes and runs.
     """
     from hopsgpu.monitoring.exposition import ALERTS, DASHBOARD, file_text, serving
     from hopsgpu.monitoring.observation import Monitor

@@ -51,7 +51,7 @@ def tables(cluster: ClusterGpus, encoding: str, width: int | None = None) -> Tex
     if shown.users:
         parts.append(_users(shown.users, shown.time))
     if cluster.queues:
-        # The root says nothing that the nodes do not.
+        # The root queue only repeats the sums of the nodes.
         below = [queue for queue in cluster.queues if queue.leaf or queue.path != "root"]
         parts.append(_queues(below))
         parts[-1].append(
@@ -73,7 +73,7 @@ def _shorten(cluster: ClusterGpus) -> ClusterGpus:
 
     def short(host: str) -> str:
         first = host.partition(".")[0]
-        # Not of an address, nor where the domain alone tells two apart.
+        # An address stays whole, and so does a host that only its domain distinguishes.
         return first if firsts[first] == 1 and not first.isdigit() else host
 
     def product(kind: GpuType) -> GpuType:

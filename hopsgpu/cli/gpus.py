@@ -81,7 +81,7 @@ def _looks(look: _Look, seconds: float) -> Iterator[ClusterGpus | HopsGpuError]:
             yield look()
         except ConfigError:
             raise
-        except HopsGpuError as error:  # a ResourceManager that restarts is there again soon
+        except HopsGpuError as error:  # a ResourceManager that restarts soon answers again
             yield error
         # YARN announces no change.
         time.sleep(seconds)

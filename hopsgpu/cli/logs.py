@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 2.0
 # The driver uploads the rest of the logs after it has recorded the end of the run.
 _REST_SECONDS = 60.0
-# A line without an end is cut there, so that it does not fill the memory.
+# A longer line is cut, so that it does not fill the memory.
 _LONGEST_LINE = 2**20
 _MOST_RANKS = 4096
 Write = Callable[[bytes], object]
@@ -84,28 +85,22 @@ def logs(
         shown.once()
 
 
+@dataclass
 class _LogPrinter:
     """The logs that a command shows."""
 
-    def __init__(
-        self,
-        store: RunStore,
-        run_id: str,
-        ranks: tuple[int, ...],
-        trial: int | None,
-        worker: int | None,
-        attempt: int | None,
-        as_json: bool,
-    ) -> None:
-        self._store = store
-        self._run_id = run_id
-        self._ranks = ranks
-        self._attempt = attempt
-        self._as_json = as_json
-        self._trial = trial
-        self._directory = store.directory(run_id)
-        if trial is not None:
-            self._directory /= f"trials/{trial}"
+    _store: RunStore
+    _run_id: str
+    _ranks: tuple[int, ...]
+    _trial: int | None
+    _worker: InitVar[int | None]
+    _attempt: int | None
+    _as_json: bool
+
+    def __post_init__(self, worker: int | None) -> None:
+        self._directory = self._store.directory(self._run_id)
+        if self._trial is not None:
+            self._directory /= f"trials/{self._trial}"
         if worker is not None:
             self._directory /= f"workers/{worker}"
         self._readers: dict[RankLog, LogReader] = {}

@@ -30,7 +30,7 @@ class Main(Commands):
     """The group that shows hopsgpu's own errors as one message, without a traceback."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
-        if sys.stdout is None:  # what Python makes of one that was closed before it began
+        if sys.stdout is None:  # the parent process closed it
             click.echo(
                 "hopsgpu: standard output is closed, and nothing was done: leave it open, or"
                 " redirect it to /dev/null",
@@ -52,7 +52,7 @@ class Main(Commands):
 def _is_of_output(error: OSError) -> bool:
     """Return whether standard output caused the error."""
     try:
-        sys.stdout.flush()  # what was refused is in the buffer still
+        sys.stdout.flush()  # the refused output is still in the buffer
         os.write(sys.stdout.fileno(), b"")  # with PYTHONUNBUFFERED there is no buffer
     except OSError as again:
         return again.errno is not None and again.errno == error.errno

@@ -71,7 +71,7 @@ def versions(name: str, as_json: bool) -> None:
     store = _store()
     published = store.versions(name)[::-1]
     if not published:
-        store.get(name)  # says what there is instead
+        store.get(name)  # raises an error that lists the models
     tags, problem = tags_of(store, name)
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
         entries = list(pool.map(lambda version: version_entry(version, tags), published))
@@ -115,7 +115,7 @@ def show_version(name: str, version: str, as_json: bool) -> None:
     tags, problem = tags_of(store, name)
     tagged = tags_at(tags, model.version)
     if as_json:
-        # Where tags lead now: a manifest has those that it was published with.
+        # The present tags: a manifest has the tags of the publication.
         click.echo(json.dumps({**manifest, "tags": tagged, "url": model.url}, indent=2))
         if problem:
             click.echo(f"hopsgpu: {problem}", err=True)
@@ -270,7 +270,7 @@ def delete(name: str, version: str, yes: bool, as_json: bool) -> None:
     try:
         number = store.get(name, version).version
     except StoreError as error:
-        # One without its manifest is refused to readers, and may be deleted.
+        # Readers refuse a version without a manifest, but it may be deleted.
         if error.kind != "damaged" or not version.isdigit():
             raise
         number = int(version)

@@ -134,7 +134,7 @@ def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool
     stored = store.read(store.ids())
     going = prunable(stored, seconds, keep or 0, now)
     if not dry_run:
-        # First: a run whose GPU time is not kept stays.
+        # Keep the GPU time first: if that fails, no run is removed.
         _keep_usage(stored, going, seconds, now)
     removed, problems = [], []
     for run_id in going:

@@ -63,7 +63,7 @@ def run_facts(view: RecordView) -> Iterator[Row | Fact]:
     lines = phrases.world_lines(view.worlds, view.summary.requested, len(view.worlds))
     for number, line in enumerate(lines):
         yield Fact("" if number else "worlds", line)
-    yield from map(_fact, view.spent)
+    yield from map(_fact, view.costs)
     yield from map(_fact, view.progress)
     if view.search is not None:
         yield from _trials(view.search)

@@ -17,15 +17,15 @@ from hopsgpu.cli.submit import Submission, submission_options
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Written instead of a driver of the user's. The import is one of the file, so that the module and
-# those that it imports are shipped.
+# The driver script. It imports the user's module by name, so that the module and its imports are
+# shipped.
 _SCRIPT = '''\
 """Scores a table; written by `hopsgpu score`."""
 
 import os
 import sys
 
-# In YARN the modules are shipped, and that directory of the node may be anybody's.
+# In YARN the modules are shipped, and another user may own that directory of the node.
 if os.path.dirname(os.path.abspath(__file__)) == {scripts!r}:
     sys.path.insert(0, {directory!r})
 
@@ -106,7 +106,7 @@ def score(
     columns: str | None,
     keep: str | None,
     shapes: tuple[str, ...],
-    **given: Any,
+    **others: Any,
 ) -> None:
     """Score a table on YARN's GPUs, as hopsgpu.score() does.
 
@@ -115,14 +115,14 @@ def score(
     """
     from hopsgpu.core.cache_directory import cache_directory
 
-    own_options = {name: given.pop(name) for name in _OWN}
+    own_options = {name: others.pop(name) for name in _OWN}
     options = {name: value for name, value in own_options.items() if value is not None}
     for name, listed in (("columns", columns), ("keep", keep)):
         if listed:
             options[name] = [column for column in listed.split(",") if column]
     if shapes:
         options["shapes"] = dict(map(_shape, shapes))
-    submission = Submission(**given)
+    submission = Submission(**others)
     script = write_script(cache_directory(os.environ) / "score", predict, options, submission.name)
     replace(submission, name=submission.name or predict.rpartition(":")[2]).run(str(script))
 

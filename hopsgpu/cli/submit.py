@@ -111,7 +111,7 @@ class Submission:
                 conf[f"spark.kerberos.{option}"] = value
         tag = None if self.dry_run else f"hopsgpu-submit-{secrets.token_hex(8)}"
         if self.proxy_user is not None:
-            # For this process's clients and for spark-submit, which has it from here.
+            # This process's clients and spark-submit read the variable.
             os.environ[PROXY_USER] = self.proxy_user
         job = SubmitJob(
             script, arguments, self.deploy_mode, self.queue, self.name, conf, self.detach, tag
@@ -187,7 +187,7 @@ def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) 
             check_driver_credentials(manager, plan.properties.get)
         check_queue(plan.queue, manager.queues())
     if python_env is not None:
-        # In YARN its path would be one of the node.
+        # On a node of YARN, the path would name another file.
         url = (_planned_url if dry_run else _on_lake)(python_env, plan.properties)
         job = replace(job, conf={**job.conf, _PYTHON_ENV: url})
         plan = plan_submission(job, defaults, os.environ, sys.executable)
@@ -198,7 +198,7 @@ def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) 
     if manager is None:
         click.echo(shlex.join(command))
     elif plan.mode == "client":
-        # In the place of this process: signals, exit code and output are spark-submit's own.
+        # spark-submit replaces this process, and so gets its signals and output.
         sys.stdout.flush()
         sys.stderr.flush()
         os.execve(binary, command, with_bytecode(os.environ))
@@ -223,7 +223,7 @@ def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> 
     _say(f"looking for the Python environment ({wanted.name}) on the lake, to create it if missing")
     for warning in warnings_of(wanted):
         _say(warning)
-    # A pip that runs ends with this command.
+    # A running pip ends with this command.
     with exit_on_signals():
         return put_on_lake(python_env, root, threading.Event())
 

@@ -58,9 +58,8 @@ def usage(
 ) -> None:
     """Show the GPU hours that runs held, trained with, left idle and waited for.
 
-    They are read from the records of runs, those of other users included where the lake lets you
-    read them, and from what `hopsgpu runs prune` kept. What cannot be read is named on standard
-    error.
+    The command reads the records of runs, also of other users if the lake lets you read them, and
+    what `hopsgpu runs prune` kept. Standard error names what cannot be read.
     """
     from hopsgpu.backends.usage import usage as usage_of
 

@@ -262,7 +262,7 @@ _CODEC = Codec(
         Wait: _TIME,
         UsePoint: _SECONDS,
         (UsePoint, "time"): _TIME,
-        # A difference of sums may be a little below 0.
+        # Rounding may make a difference slightly negative.
         GpuSeconds: Range(-1.0, 1e12),
         WorldReport: _TIME,
         RankRecord: Range(-1e6, 1e15),

@@ -20,11 +20,11 @@ from hopsgpu.display.subjects import status_view
 # A fixed width, whatever the values are: plots that move four times a second are unreadable.
 _PLOT = "display:inline-block;width:204px;margin:4px 20px 4px 0;vertical-align:top"
 _LINE = "white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
-# A long name loses its end, its value nothing.
+# A long name is cut; its value is not.
 _NAMED = "display:flex;gap:6px;white-space:nowrap"
 _SCALE = "display:flex;justify-content:space-between;width:200px;font-size:11px;opacity:.7"
 _MARKS = dict.fromkeys(("succeeded", "held", "released"), "✔") | {"failed": "✘", "cancelled": "✘"}
-# Largest gang whose ranks all have a row; in a larger one the first do, and bars show all GPUs.
+# Ranks of the largest gang that has a row for each; a larger gang has bars of all GPUs.
 _ALL_RANKS = 16
 # Visible on light and on dark backgrounds.
 _COLOURS = {"✔": "#16a34a", "✘": "#ef4444", "▶": "#3b82f6"}
@@ -140,7 +140,7 @@ def plot_html(name: str, value: str, image: Html, scale: tuple[str, str], below:
     """
     named = html.element("span", name, style=_LINE)
     above = html.element("div", named, " ", html.bold(value), style=_NAMED)
-    # An empty line takes its space, too, so that what is below does not jump.
+    # An empty line keeps its space, so that the lines below do not jump.
     under = html.element("div", below or Html("&nbsp;"), style=f"{_LINE};opacity:.7")
     ends = html.element("div", *(html.element("span", end) for end in scale), style=_SCALE)
     return html.element("div", above, image, ends, under, style=_PLOT)

@@ -45,7 +45,7 @@ def sparkline(
     least, most = bounds or (min(means.values()), max(means.values()))
     drawn = [" "] * (max(means) + 1)
     for cell, mean in _between(means):
-        # A mean over a short time may exceed a bound that comes from means over longer times.
+        # A mean over a short time may exceed a bound from means over longer times.
         high = min(max((mean - least) / ((most - least) or 1.0), 0.0), 1.0)
         drawn[cell] = levels[round(high * (len(levels) - 1))]
     return "".join(drawn)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from hopsgpu.core.gang import GangState
@@ -33,7 +33,7 @@ P_co = TypeVar("P_co", covariant=True)
 P_contra = TypeVar("P_contra", contravariant=True)
 
 _SECONDS = 0.25
-# Between drawings while nothing but the time changes.
+# Seconds between drawings while only the time changes.
 _QUIET_SECONDS = 1.0
 # Drawing takes at most a tenth of a core from the run.
 _SHARE = 0.1
@@ -68,42 +68,33 @@ class Stage(Protocol[S_contra, W_contra, P_co]):
     def picture(self, now: float, /) -> P_co: ...
 
 
-def screen(
-    context: contextvars.Context,
-    page: Callable[[P, str], Html],
-    summary: Callable[[P], str],
-    lines: terminal.Renderer[P],
-) -> Screen[P] | None:
-    """Return the notebook's cell or the terminal; None if another display uses the terminal.
+def opener(
+    page: Callable[[P, str], Html], summary: Callable[[P], str], lines: terminal.Renderer[P]
+) -> OpenScreen[P]:
+    """Return a function that opens the notebook's cell or the terminal.
+
+    The function returns None if another display uses the terminal.
 
     Args:
         page: returns a picture as HTML, by a key of the display.
         summary: returns a picture in one line.
         lines: returns a picture as lines of a terminal.
     """
-    if is_in_kernel():
-        return Cell(context, page, summary)
-    return None if is_taken() else Terminal(lines)
 
+    def open_screen(context: contextvars.Context) -> Screen[P] | None:
+        if is_in_kernel():
+            return Cell(context, page, summary)
+        return None if is_taken() else Terminal(lines)
 
-def run_screen(context: contextvars.Context) -> Screen[Picture] | None:
-    return screen(context, cell.page, cell.summary, terminal.lines_of)
-
-
-def search_screen(context: contextvars.Context) -> Screen[SearchPicture] | None:
-    return screen(context, search_cell.page, search_cell.summary, search_terminal.lines_of)
-
-
-def score_screen(context: contextvars.Context) -> Screen[ScorePicture] | None:
-    return screen(context, score_screens.page, score_screens.summary, score_screens.lines_of)
+    return open_screen
 
 
 class LiveDisplay(Generic[S, W, P]):
     """Shows a run, a search or a score on a screen; reporting to it is nearly free.
 
-    Reports are stored in bounded memory. A thread draws them, from a quarter of a second after the
-    start to the end, when it draws once more before `status` returns, unless the screen accepts
-    nothing for two seconds. The same display shows a held gang again each time that it is acquired.
+    Reports are stored in bounded memory. A thread draws them
+    from a quarter of a second after the start. At the end, `status` waits for the last drawing, but
+    at most two seconds. The same display shows a held gang again each time that it is acquired.
 
     Args:
         open_screen: returns the screen for the context in which the display is created, or None for
@@ -118,7 +109,7 @@ class LiveDisplay(Generic[S, W, P]):
         stage: Callable[[S, float], Stage[S, W, P]],
         lines: Callable[[], Display[S, W]],
     ) -> None:
-        self._open = functools.partial(open_screen, contextvars.copy_context())
+        self._open = partial(open_screen, contextvars.copy_context())
         self._stage = stage
         self._lines = lines
         self._shown: Display[S, W] | None = None
@@ -146,18 +137,23 @@ class LiveDisplay(Generic[S, W, P]):
 
 
 class Live(LiveDisplay[RunStatus, int, Picture]):
-    def __init__(self, open_screen: OpenScreen[Picture] = run_screen) -> None:
-        super().__init__(open_screen, Scene, RunLines)
+    def __init__(self, open_screen: OpenScreen[Picture] | None = None) -> None:
+        shown = opener(cell.page, cell.summary, terminal.lines_of)
+        super().__init__(open_screen or shown, Scene, RunLines)
 
 
 class LiveSearch(LiveDisplay[SearchStatus, Writer, SearchPicture]):
-    def __init__(self, open_screen: OpenScreen[SearchPicture] = search_screen) -> None:
-        super().__init__(open_screen, SearchScene, lambda: PlainLines(SearchFormatter()))
+    def __init__(self, open_screen: OpenScreen[SearchPicture] | None = None) -> None:
+        shown = opener(search_cell.page, search_cell.summary, search_terminal.lines_of)
+        lines = partial(PlainLines, SearchFormatter())
+        super().__init__(open_screen or shown, SearchScene, lines)
 
 
 class LiveScore(LiveDisplay[ScoreStatus, int, ScorePicture]):
-    def __init__(self, open_screen: OpenScreen[ScorePicture] = score_screen) -> None:
-        super().__init__(open_screen, ScoreScene, lambda: PlainLines(ScoreFormatter()))
+    def __init__(self, open_screen: OpenScreen[ScorePicture] | None = None) -> None:
+        shown = opener(score_screens.page, score_screens.summary, score_screens.lines_of)
+        lines = partial(PlainLines, ScoreFormatter())
+        super().__init__(open_screen or shown, ScoreScene, lines)
 
 
 class _Showing(Generic[S, W, P]):
@@ -176,7 +172,7 @@ class _Showing(Generic[S, W, P]):
         self._scene.status(status, time.monotonic())
         if GangState(status.state).is_terminal:
             self._ended.set()
-            # A stopped terminal (Ctrl-S) shows it when it continues; nobody waits until then.
+            # A stopped terminal (Ctrl-S) draws when it continues; the run does not wait for it.
             self._over.wait(PATIENCE_SECONDS)
             self._raise_problem()
 
@@ -209,5 +205,5 @@ class _Showing(Generic[S, W, P]):
                 continue
             news, drawn, began = self._scene.news, now, time.thread_time()
             self._screen.show(self._scene.picture(now))
-            # CPU time of this thread, because the screen may have kept it waiting.
+            # The CPU time of this thread: the screen may have delayed the thread.
             wait = max(_SECONDS, (time.thread_time() - began) / _SHARE)

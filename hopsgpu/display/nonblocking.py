@@ -13,7 +13,6 @@ from typing import Protocol
 
 from hopsgpu.display.screens import is_in_kernel, is_proxy
 
-# A person does not notice a pause this short, and a launch can afford the time.
 PATIENCE_SECONDS = 2.0
 _MOST_LEFT = 2**24
 # A pipe that has any room accepts this many bytes at once.
@@ -65,12 +64,12 @@ class NonblockingWriter:
                 self._dropped += text.count("\n")
                 return
             self._put_note(stream)
-            self._put(stream, text)
+            self._append(stream, text)
             if not self._is_writing:
                 self._is_writing = True
                 threading.Thread(target=self._write_all, name="hopsgpu-outlet", daemon=True).start()
             if not self._is_behind:
-                self._is_behind = not self._wait(self._patience)
+                self._is_behind = not self._wait_until_written(self._patience)
             problem, self._problem = self._problem, None
         if problem is not None:
             raise problem
@@ -84,19 +83,19 @@ class NonblockingWriter:
 
     def _finish(self) -> None:
         with self._changed:
-            self._wait(None)
+            self._wait_until_written(None)
 
-    def _wait(self, seconds: float | None) -> bool:
+    def _wait_until_written(self, seconds: float | None) -> bool:
         return self._changed.wait_for(lambda: not self._is_writing, seconds)
 
-    def _put(self, stream: Stream, text: str) -> None:
+    def _append(self, stream: Stream, text: str) -> None:
         self._left.append((stream, text))
         self._size += len(text)
 
     def _put_note(self, stream: Stream) -> None:
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
-            self._put(
+            self._append(
                 stream, f"hopsgpu: {dropped:,} lines are missing here, because nobody read them\n"
             )
 
@@ -172,7 +171,7 @@ def _descriptor(stream: Stream) -> int:
 def _has_reader(stream: Stream) -> bool:
     """Return whether the stream has a reader who may stop reading."""
     descriptor = _descriptor(stream)
-    # In a kernel the descriptor is not where the text goes: that is the notebook.
+    # In a kernel, text goes to the notebook and not to the descriptor.
     if descriptor < 0 or is_in_kernel():
         return False
     try:

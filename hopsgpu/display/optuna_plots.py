@@ -27,7 +27,6 @@ PLOTS = {
     _IMPORTANCES: "Hyperparameter importances",
     _LINES_OF_TRIALS: "Parallel coordinates",
 }
-# The page is useful without plots, and the caller waits for it.
 _SECONDS = 120.0
 _LEAST = 2
 # More lines are illegible, and take hundreds of megabytes.
@@ -82,8 +81,7 @@ def _draw_in_process(pickled: bytes, seconds: float) -> list[tuple[bytes, str]]:
         capture_output=True,
         timeout=seconds,
         check=False,
-        # The process can import what this one can; agg, because a notebook's backend draws into
-        # the notebook.
+        # The process has the same import path; agg, because a notebook's backend draws there.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MPLBACKEND": "agg"},
     )
     if process.returncode:

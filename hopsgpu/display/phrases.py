@@ -7,7 +7,7 @@ from typing import Protocol
 
 from hopsgpu.core.gang import ENDS, GangState
 from hopsgpu.core.gpu_losses import largest_loss
-from hopsgpu.core.run_values import GpuSeconds, RunStatus, Timeline, WorldReport
+from hopsgpu.core.run_values import GpuSeconds, RunStatus, WorldReport
 from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.core.trials import SearchStatus
 from hopsgpu.display.picture import Picture, Plot, RankGpus, Row
@@ -21,7 +21,7 @@ _MIN_REASON_SECONDS = 1.0
 
 
 class Attempting(Protocol):
-    """What names an attempt."""
+    """A status or a subject that has attempts."""
 
     @property
     def state(self) -> str: ...
@@ -62,14 +62,14 @@ def state(name: str) -> str:
     return "starting ranks" if name == GangState.STARTING.value else name
 
 
-def phase_durations(timeline: Timeline) -> list[str]:
-    return [f"{word} {seconds(took)}" for word, took in timeline.phases()]
-
-
 def loss(status: RunStatus | SearchStatus | ScoreStatus) -> str:
     """Return, at the end, what most GPU time was lost to and how to reduce it; else ""."""
     lost = largest_loss(status.gpu_seconds) if GangState(status.state) in ENDS else ""
     return f"largest loss: {lost}" if lost else ""
+
+
+def held_executors(status: SearchStatus | ScoreStatus) -> str:
+    return f"{status.executors} of at most {count_of(status.most, 'executor')}"
 
 
 def spent_texts(seconds: GpuSeconds) -> list[str]:
@@ -198,9 +198,8 @@ def whole_log(run_id: str) -> str:
 class ReportSchedule:
     """Decides when plain lines report a status again.
 
-    A change of the state is reported at once, another reason to wait at most once a second (reasons
-    contain numbers, which change more often than a person can read), and an unchanged status every
-    ten seconds.
+    A change of the state is reported at once, and an unchanged status every ten seconds. Another
+    reason to wait is reported at most once a second, because its numbers change quickly.
     """
 
     def __init__(self) -> None:

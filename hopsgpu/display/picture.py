@@ -153,7 +153,7 @@ class Trace:
         self.points.append((at, value))
         if len(self.points) >= _POINTS:
             del self.points[1::2]
-            # A little less than the points' mean distance, because clocks are not even.
+            # Less than the mean distance of the points, because clocks are not even.
             self._gap = 0.99 * (at - self.points[0][0]) / len(self.points)
 
 
@@ -221,14 +221,14 @@ class StatusScene(Generic[S]):
             self._news += len(texts)
             self._recent.take(texts, f"[{writer}] ")
 
-    def _elapsed(self, now: float) -> float:
+    def _seconds_since_start(self, now: float) -> float:
         has_ended = GangState(self._status.state).is_terminal
         return self._status.elapsed + (0.0 if has_ended else max(now - self._updated_at, 0.0))
 
     def _snapshot(self, now: float) -> tuple[S, float, LogTail]:
         """Return the status, the seconds since the start, and the last lines of all writers."""
         with self._lock:
-            return self._status, self._elapsed(now), self._recent.log()
+            return self._status, self._seconds_since_start(now), self._recent.log()
 
 
 class Scene(StatusScene[RunStatus]):
@@ -263,7 +263,7 @@ class Scene(StatusScene[RunStatus]):
                 self._sample(status)
             return Picture(
                 status=status,
-                elapsed=self._elapsed(now),
+                elapsed=self._seconds_since_start(now),
                 ranks=_ranks_of(status),
                 rows=tuple(self._rows()),
                 plots=tuple(self._plots()),
@@ -323,7 +323,7 @@ class Scene(StatusScene[RunStatus]):
             for name in self._attempt.metrics
         }
         steps = [at for of_all in traces.values() for trace in of_all for at, _ in trace]
-        # The same for all plots, so that they can be compared.
+        # All plots have the same steps, so that readers can compare them.
         bounds = (min(steps), max(steps)) if steps else (0.0, 0.0)
         for name, drawn in traces.items():
             values = [reported[name] for reported in self._status.metrics if name in reported]

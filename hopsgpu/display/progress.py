@@ -21,10 +21,10 @@ _MOST_METRICS = 6
 # States with many changes that nobody needs to see at once.
 _SELDOM = ("preparing", "starting", "running")
 
-# For a run, the writer of a line is the number of a rank.
+# The writer of a line is the number of a rank.
 Progress = Display[RunStatus, int]
 Shielded = Shield[RunStatus, int]
-# For a score, it is the number of a worker.
+# The writer of a line is the number of a worker.
 ShieldedScore = Shield[ScoreStatus, int]
 
 
@@ -48,7 +48,7 @@ class _RunFormatter:
         text = describe(status)
         is_same_state = status.state == self._state and status.state in _SELDOM
         is_news = text != self._last and not is_same_state
-        # An unchanged state is repeated as often, also while the run waits.
+        # An unchanged state is also repeated every 10 s, for example while the run waits.
         if not is_news and now - self._reported_at < _REPEAT_SECONDS:
             return []
         self._state, self._last, self._reported_at = status.state, text, now

@@ -1,7 +1,7 @@
 """The facts that people want to know about a run, a search or a score. Pure.
 
-`view_of` is the only place that turns them into text: live displays, cards, the command line and
-the pages render its `RunView`. A new fact is added to `RunSubject` and `_about`; all show it then.
+Only `view_of` turns them into text: live displays, cards, the command line and the pages render its
+`RunView`. To add a fact for all of them, add it to `RunSubject` and to `_general_facts`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RunFact:
 
 @dataclass(frozen=True)
 class SearchSubject:
-    """What is known of a search; values of its arguments are "" if they are unknown.
+    """The known facts of a search; values of its arguments are "" if they are unknown.
 
     Attributes:
         states: number of trials by state.
@@ -73,10 +73,10 @@ class SearchSubject:
 
 @dataclass(frozen=True)
 class ScoreSubject:
-    """What is known of a score; 0, "" and None for what is unknown.
+    """The known facts of a score; 0, "" and None for what is unknown.
 
     Attributes:
-        parts: number of parts; `done` of them are on the lake.
+        parts: number of parts; `parts_done` of them are on the lake.
         failed: number of parts that are left out.
         rate: rows scored in a second.
         is_complete: whether the output is there.
@@ -86,7 +86,7 @@ class ScoreSubject:
     scored: int
     failed: int = 0
     parts: int = 0
-    done: int = 0
+    parts_done: int = 0
     rate: float | None = None
     seconds_left: float | None = None
     model: str | None = None
@@ -98,7 +98,7 @@ class ScoreSubject:
 
 @dataclass(frozen=True)
 class RunSubject:
-    """What is known of a run, from its record, its status or its result; else the default.
+    """The known facts of a run, from its record, its status or its result; others are defaults.
 
     Attributes:
         state: value of a GangState, or "lost".
@@ -146,19 +146,19 @@ class RunView:
         state: value of a GangState, or "lost"; "" if it is unknown.
         about: facts about the run.
         progress: how far it is: facts about the executors, the trials or the rows.
-        spent: facts about its time and its GPUs.
+        costs: facts about its time and its GPUs.
     """
 
     run_id: str
     state: str
     about: tuple[RunFact, ...]
     progress: tuple[RunFact, ...]
-    spent: tuple[RunFact, ...]
+    costs: tuple[RunFact, ...]
     warnings: tuple[str, ...]
 
     @property
     def facts(self) -> tuple[RunFact, ...]:
-        return (*self.about, *self.progress, *self.spent)
+        return (*self.about, *self.progress, *self.costs)
 
     def phrase(self, name: str) -> str:
         """Return the phrase of a fact; "" if the view does not have it."""
@@ -168,7 +168,7 @@ class RunView:
     def headline(self) -> list[str]:
         """Return the phrases that live displays show first: the state, the time, the progress."""
         first = [fact for fact in self.about if fact.name in _FIRST]
-        rest = (*self.progress, *(fact for fact in self.about if fact not in first), *self.spent)
+        rest = (*self.progress, *(fact for fact in self.about if fact not in first), *self.costs)
         return [fact.phrase for fact in (*first, *rest) if fact.name not in _APART]
 
     @property
@@ -183,15 +183,19 @@ def view_of(subject: RunSubject, resource_manager: str = "") -> RunView:
     """Return the view of a run.
 
     Args:
-        subject: what is known of it.
+        subject: the known facts.
         resource_manager: URL of the ResourceManager's pages, for links; "" for no links.
     """
-    groups = _about(subject, resource_manager.rstrip("/")), _progress(subject), _spent(subject)
-    about, progress, spent = (tuple(fact for fact in group if fact.text) for group in groups)
-    return RunView(subject.run_id, subject.state, about, progress, spent, subject.warnings)
+    groups = (
+        _general_facts(subject, resource_manager.rstrip("/")),
+        _progress_facts(subject),
+        _cost_facts(subject),
+    )
+    about, progress, costs = (tuple(fact for fact in group if fact.text) for group in groups)
+    return RunView(subject.run_id, subject.state, about, progress, costs, subject.warnings)
 
 
-def _about(subject: RunSubject, resource_manager: str) -> Iterator[RunFact]:
+def _general_facts(subject: RunSubject, resource_manager: str) -> Iterator[RunFact]:
     state, took = subject.state, subject.took
     pages = resource_manager if _YARN_ID.fullmatch(subject.application) else ""
     before = f" (was {subject.state_before})" if subject.state_before else ""
@@ -227,7 +231,7 @@ def _about(subject: RunSubject, resource_manager: str) -> Iterator[RunFact]:
         yield RunFact("left out", f"{counts}: the record would be larger than 1 MiB", WARNING)
 
 
-def _progress(subject: RunSubject) -> Iterator[RunFact]:
+def _progress_facts(subject: RunSubject) -> Iterator[RunFact]:
     if subject.search is not None:
         yield from _of_search(subject.search)
     if subject.score is not None:
@@ -251,7 +255,7 @@ def _of_score(score: ScoreSubject) -> Iterator[RunFact]:
     yield RunFact("rows", score_phrases.rows(score.rows, score.scored))
     yield RunFact("rate", score_phrases.rate(score.rate))
     yield RunFact("time left", score_phrases.time_left(score.seconds_left))
-    yield RunFact("parts", f"{score.done:,} of {score.parts:,}" if score.parts else "")
+    yield RunFact("parts", f"{score.parts_done:,} of {score.parts:,}" if score.parts else "")
     yield RunFact("failed", score_phrases.failed_parts(score.failed), BAD)
     yield RunFact("scored with", score.model or "")
     yield RunFact("at a time", score.at_a_time)
@@ -259,8 +263,9 @@ def _of_score(score: ScoreSubject) -> Iterator[RunFact]:
     yield RunFact("columns", score.columns)
 
 
-def _spent(subject: RunSubject) -> Iterator[RunFact]:
-    yield RunFact(TIME, ", ".join(phrases.phase_durations(subject.timeline)))
+def _cost_facts(subject: RunSubject) -> Iterator[RunFact]:
+    phases = subject.timeline.phases()
+    yield RunFact(TIME, ", ".join(f"{name} {phrases.seconds(took)}" for name, took in phases))
     if subject.gpu_seconds.held:
         yield RunFact(GPU_SECONDS, ", ".join(phrases.spent_texts(subject.gpu_seconds)))
     if loss := largest_loss(subject.gpu_seconds):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -261,7 +262,7 @@ def record_view(
     """
     summary = summary_of(StoredRun(record.run_id, record), now, root)
     logs = {log: size for name, size in record.logs.items() if (log := parse_log_name(name))}
-    ranks = record.ranks if record.kind == "gang" else ()
+    ranks, score = record.ranks if record.kind == "gang" else (), record.score
     return RecordView(
         **vars(view_of(_subject_of(record, summary, url), resource_manager)),
         summary=summary,
@@ -273,7 +274,12 @@ def record_view(
         logs=tuple(sorted(logs.items())),
         model=model_of(record.model),
         search=None if record.search is None else _search_view(record.search, record, now),
-        score=None if record.score is None else _score_view(record.score),
+        score=None
+        if score is None
+        else ScoreView(
+            share=min(score.scored / score.rows, 1.0) if score.rows else 0.0,
+            failed=tuple(map(_failed_part_row, score.failed_parts)),
+        ),
     )
 
 
@@ -337,7 +343,7 @@ def _score_subject(score: ScoreRecord, is_running: bool) -> ScoreSubject:
         scored=score.scored,
         failed=len(score.failed_parts),
         parts=score.parts,
-        done=score.done,
+        parts_done=score.done,
         rate=score.rate if is_running else None,
         seconds_left=score.seconds_left if is_running else None,
         model=score.model,
@@ -389,7 +395,8 @@ def _rank_row(
 ) -> RankRow:
     number = rank.rank
     last = record.metrics[number] if number < len(record.metrics) else {}
-    sampled = [use for name, use in last.items() if _is_utilisation(name) and 0.0 <= use <= 1.0]
+    busy = (use for name, use in last.items() if re.fullmatch(r"gpu\..*\.utilisation", name))
+    sampled = [use for use in busy if 0.0 <= use <= 1.0]
     if rank.has_ended:
         code, ended = str(rank.signal or rank.exit_code), how_ended(rank)
     else:
@@ -410,10 +417,6 @@ def _rank_row(
         reported=reported_text(last),
         log=max((log for log in logs if log.rank == number), default=None),
     )
-
-
-def _is_utilisation(name: str) -> bool:
-    return name.startswith("gpu.") and name.endswith(".utilisation")
 
 
 def reported_text(metrics: Mapping[str, object]) -> str:
@@ -481,13 +484,6 @@ def _curve(ended: Sequence[TrialReport], *, is_minimized: bool) -> Iterator[Poin
             best = value
         if best is not None:
             yield float(number), best
-
-
-def _score_view(score: ScoreRecord) -> ScoreView:
-    return ScoreView(
-        share=min(score.scored / score.rows, 1.0) if score.rows else 0.0,
-        failed=tuple(_failed_part_row(part) for part in score.failed_parts),
-    )
 
 
 def _failed_part_row(part: FailedPart) -> FailedPartRow:

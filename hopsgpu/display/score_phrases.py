@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.scores import ScoreStatus
-from hopsgpu.display.phrases import ReportSchedule, loss, seconds, state
+from hopsgpu.display.phrases import ReportSchedule, held_executors, loss, seconds, state
 from hopsgpu.units import count_of
 
 
@@ -21,12 +21,8 @@ def rate(per_second: float | None) -> str:
     return "" if per_second is None else f"{per_second:,.0f} rows/s"
 
 
-def time_left(left: float | None) -> str:
-    return "" if left is None else f"{seconds(left)} left"
-
-
-def held_executors(status: ScoreStatus) -> str:
-    return f"{status.executors} of at most {count_of(status.most, 'executor')}"
+def time_left(seconds_left: float | None) -> str:
+    return "" if seconds_left is None else f"{seconds(seconds_left)} left"
 
 
 def failed_parts(count: int) -> str:

@@ -17,7 +17,7 @@ from hopsgpu.core.trials import (
     TrialReport,
     Writer,
 )
-from hopsgpu.display.phrases import ReportSchedule, loss, seconds, state, uuid
+from hopsgpu.display.phrases import ReportSchedule, held_executors, loss, seconds, state, uuid
 from hopsgpu.units import count_of
 
 _LONGEST = 80
@@ -95,10 +95,6 @@ def count_phrase(wanted: int, states: Mapping[str, int]) -> str:
 
 def states_of(status: SearchStatus) -> Mapping[str, int]:
     return {COMPLETE: status.complete, PRUNED: status.pruned, FAILED: status.failed}
-
-
-def held_executors(status: SearchStatus) -> str:
-    return f"{status.executors} of at most {count_of(status.most, 'executor')}"
 
 
 def held_gpus(status: SearchStatus) -> str:

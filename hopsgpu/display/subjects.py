@@ -1,4 +1,4 @@
-"""What the statuses and results of runs, searches and scores say about them. Pure."""
+"""The views of the statuses and the results of runs, searches and scores. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hopsgpu.core.gang import ENDS, GangState
 from hopsgpu.core.run_values import RunOutcome, RunStatus
 from hopsgpu.core.scores import ScoreOutcome, ScoreStatus
 from hopsgpu.core.trials import FAILED, SearchOutcome, SearchStatus
-from hopsgpu.display import phrases, score_phrases, search_phrases
+from hopsgpu.display import phrases, search_phrases
 from hopsgpu.display.run_facts import RunSubject, RunView, ScoreSubject, SearchSubject, view_of
 
 _MOST_FAILED = 3
@@ -36,7 +36,7 @@ def status_view(status: RunStatus | SearchStatus | ScoreStatus, elapsed: float) 
         if has_ended:
             return view_of(replace(subject, score=score))
         score = replace(score, rate=status.rate, seconds_left=status.seconds_left)
-        held = score_phrases.held_executors(status) if status.most else ""
+        held = phrases.held_executors(status) if status.most else ""
         return view_of(replace(subject, score=score, held=held))
     subject = replace(
         subject,

@@ -65,7 +65,7 @@ class Terminal(Generic[P_contra]):
 
         self._drawn = drawn
         self._tty = tty_of(sys.stdout) if console is None else None
-        # Any, because rich declares a full file, and uses only what a `Tty` has.
+        # Any: rich declares a file, but uses only what a `Tty` has.
         file: Any = self._tty
         self._console = console or Console(file=file, highlight=False, markup=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False)
@@ -80,8 +80,8 @@ class Terminal(Generic[P_contra]):
 
     def end(self, picture: P_contra) -> None:
         """Leave the last picture visible."""
-        # Drawn before closing: rich first gives stdout back and then writes, and the next run's
-        # display must not start on a terminal that has not accepted this yet.
+        # Draw before closing: rich gives stdout back before it writes, and the next run's display
+        # must not start on a terminal that has not accepted this picture.
         self.show(picture)
         self.close()
 
@@ -102,7 +102,7 @@ class Terminal(Generic[P_contra]):
 
     def _at_exit(self) -> None:
         if self._tty is not None:
-            # A user who stopped the terminal (Ctrl-S) must not thereby keep GPUs.
+            # A stopped terminal (Ctrl-S) must not keep GPUs.
             self._tty.give_up(_EXIT_SECONDS)
         self.close()
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Several Prometheus servers that ask at the same time get the same look.
+# Several Prometheus servers that poll at the same time share an observation.
 _FRESH_SECONDS = 1.0
 ALERTS, DASHBOARD = "alerts.yml", "dashboard.json"
 

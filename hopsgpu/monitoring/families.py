@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 
-# Runs with series of their own, and GPUs of them.
+# Bounds of the series of runs, of their GPUs, of users and of queues.
 _MOST_RUNS = 2000
 _MOST_READINGS = 16_384
 _MOST_USERS = 200
@@ -321,7 +321,7 @@ def _of_node(
     unassigned = node.used - aside
     yield pair("held_aside", aside)
     for queue, count in sorted(queues.items(), key=lambda item: (-item[1], item[0])):
-        # The applications were asked at another moment than the node.
+        # YARN reports applications and nodes at different moments.
         shown = min(count, unassigned)
         if shown:
             yield pair("used", shown, queue)
@@ -344,7 +344,7 @@ def _of_queue(waiting: Sequence[WaitingGang], paths: Sequence[str]) -> Iterator[
     names = {queue_tag(path): path for path in paths}
 
     def labels(gang: WaitingGang) -> Labels:
-        # Tickets have the queue's digest alone.
+        # A ticket has only a digest of the queue's path.
         queue = clean(names.get(gang.ticket.queue, "unknown"))
         kind = "growth" if gang.ticket.is_growth else "start"
         return queue, kind, gang.ticket.bound.value

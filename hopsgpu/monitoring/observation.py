@@ -31,9 +31,9 @@ SOURCES = (RESOURCE_MANAGER, NODE_MANAGERS, QUEUE, RUNS)
 
 # Prometheus waits 10 s for an answer, by default.
 LOOK_SECONDS = 8.0
-# A ticket of a keytab is renewed in time if it is looked at this often.
+# Often enough to renew the ticket of a keytab in time.
 _SIGN_IN_SECONDS = 1800.0
-# Users who may write tickets may write any numbers: no gang has larger ones.
+# Users may write any numbers into tickets; no gang has larger ones.
 _MOST_GPUS = 1_000_000
 _MOST_SECONDS = 1e8
 
@@ -234,12 +234,12 @@ class Monitor:
             self._sign_in()
             return True
 
-        # If it fails, the present ticket may still last.
+        # If the renewal fails, the present ticket may still be valid.
         self._ticket.ask(sign_in)
         self._ticket.answer(now + self._look_seconds / 4)
 
     def _cluster(self) -> _Yarn:
-        # Not before the first look: a configuration that cannot be read is tried again.
+        # Created at a poll, so that an unreadable configuration is read again at the next poll.
         with self._making:
             if self._yarn is None:
                 self._yarn = _Yarn(self._environ)

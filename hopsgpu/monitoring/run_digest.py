@@ -12,11 +12,11 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_use import GpuUse
 from hopsgpu.core.run_record import LOST_SECONDS, RunRecord, ScoreRecord
 
-# A longer phase is no run's, but spoils the sums of a histogram.
+# No run has a longer phase; a forged one would spoil the sums of a histogram.
 _MOST_SECONDS = 1e8
 _MOST_RANKS = 4096
 _MOST_GPUS_OF_RANK = 16
-# Users who may write records may write any numbers: no GPU has larger readings.
+# Users may write any numbers into records; no GPU has larger readings.
 _MOST_OF_READING = {
     "utilisation": 1.0,
     "memory_used": float(2**50),
@@ -127,7 +127,7 @@ def digest_of(record: RunRecord) -> RunDigest:
         requested=timeline.requested,
         waits_since=waits_since if record.state == GangState.WAITING.value else None,
         trains_since=timeline.started if is_training else None,
-        # A run that gave up waiting has such a phase too.
+        # A run that gave up waiting also has this phase.
         waited=None if timeline.granted is None else phases.get("waited"),
         started=None if timeline.started is None else phases.get("started"),
         released=None if timeline.returned is None else phases.get("released"),

@@ -19,7 +19,7 @@ from hopsgpu.core.usage_report import CANCELLED, FAILED, LOST, SUCCEEDED
 from hopsgpu.monitoring.labels import OTHER, BoundedNames, clean
 from hopsgpu.monitoring.run_digest import RunDigest
 
-# Users in queues, and queues.
+# Largest numbers of pairs (user, queue), and of queues.
 _MOST_PAIRS = 1000
 _MOST_QUEUES = 200
 
@@ -33,7 +33,7 @@ TRAINING, PUBLISHING, IDLE = "training", "publishing", "idle"
 
 def seconds_by_kind(use: GpuUse) -> Mapping[str, float]:
     """Return the GPU seconds that were held, by what was done with them."""
-    # A part of the training that records tell apart, such as waiting for data, gets its kind here.
+    # Add kinds here if records split the training further, such as waiting for data.
     return {TRAINING: use.training, PUBLISHING: use.publishing, IDLE: use.idle}
 
 
@@ -142,7 +142,7 @@ class RunTotals:
         """
         labels = self._labels(run.user, queue)
         reason = EndReason.LOST if run.reason is None and is_gone else run.reason
-        # Until an upload has ended, records count its time as idle.
+        # Until an upload has ended, records count the time of the upload as idle.
         later = (IDLE,) if run.state == GangState.PUBLISHING.value else ()
         before = self._counted.get(key)
         if before is not None and _has_begun_again(before.requested, run.requested):

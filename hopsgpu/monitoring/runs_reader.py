@@ -21,12 +21,12 @@ from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
-# Users come and go.
+# Seconds until new users are looked up.
 _ROOTS_SECONDS = 300.0
 # Seconds until a root that does not exist, or refuses, is read again.
 _ABSENT_SECONDS = 30.0
 _FEW_ROOTS = 20
-# A driver may have been suspended for less.
+# A driver whose record is younger may only have been suspended.
 _GONE_SECONDS = 3600.0
 _SAVED_SECONDS = 60.0
 
@@ -133,7 +133,7 @@ class RunsReader:
 
     def _renew_roots(self, now: float) -> None:
         lakes, self._unknown = self._find_roots()
-        # A root that is there keeps its client, and what is known of its runs.
+        # A known root keeps its client and the state of its runs.
         lake_by_url = {lake.url: lake for lake in lakes}
         for url in () if self._unknown else self._roots.keys() - lake_by_url.keys():
             self._forget(self._roots.pop(url))
@@ -152,7 +152,7 @@ class RunsReader:
         """Take what changed below a root, or note why it cannot be read."""
         pause = _ABSENT_SECONDS if len(self._roots) > _FEW_ROOTS else 0.0
         try:
-            # Taken at once: each look tells a change, of either kind, only once.
+            # Count at once: each poll reports a change only once.
             for name, (user, queue, use) in self._read_held(root).items():
                 path, key = queue_path(queue, queues), (root.lake.url, name)
                 self._totals.take_held(key, user, path, use, is_old=not root.was_seen)
@@ -248,11 +248,11 @@ def _newest_checkpoint(root: LakePath, run_id: str) -> float | None:
         entries = place.entries()
         steps = [entry for entry in entries if entry.is_directory and entry.name.isdecimal()]
         if steps and place.is_object_store:
-            # Directories have no time there, and the parts' records do.
+            # An object store has no times of directories, only of the parts.
             steps = list((place / max(steps, key=lambda entry: int(entry.name)).name).entries())
     except StoreError as error:
         if error.kind != ABSENT:
             log.info("the checkpoints of %s are unknown: %s", run_id, error)
         return None
-    # The time of a step's directory is that of the last part that came there.
+    # The time of a step's directory is the arrival of its last part.
     return max(entry.modified for entry in steps) / 1000 if steps else None

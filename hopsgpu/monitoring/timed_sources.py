@@ -37,7 +37,7 @@ class Source(Generic[T]):
         assert self._question is not None, "it was asked"
         answer = self._question.answer(until)
         if answer is None:
-            # The same words each time: each change of them is reported.
+            # A constant text, because each change of the text is reported.
             answer = ReadResult(None, "no answer in time", seconds=self._question.seconds_waited)
         self._note(answer.problem)
         return answer

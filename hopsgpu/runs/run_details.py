@@ -66,7 +66,7 @@ def packages() -> dict[str, str]:
     """Return the versions of the packages that are installed at the driver, by name."""
     versions: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
-        # A package that was removed incompletely has no name.
+        # An incompletely removed package has no name.
         name = distribution.metadata["Name"] if distribution.metadata is not None else None
         if name is not None:
             # Python imports the first of several distributions with one name.

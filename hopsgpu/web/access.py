@@ -34,7 +34,7 @@ _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # With "no-referrer" browsers leave out the Origin of a form, which is checked here.
+    # With "no-referrer", browsers would omit the Origin header of forms, which `Guard` checks.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -122,7 +122,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        if scope["type"] != "http":  # there is no other way to talk to the pages
+        if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
         path = str(scope["path"])
@@ -153,7 +153,8 @@ class Guard:
         token = field_of(scope["query_string"], "token")
         if token and scope["path"] == "/":
             return self._with_cookie(token)
-        if not is_same(self._cookie(headers), self._secrets.session):
+        cookies = cookie_parser(headers.get("cookie", ""))
+        if not is_same(cookies.get(self._server.cookie, ""), self._secrets.session):
             return PlainTextResponse(
                 "Open the URL that `hopsgpu web` printed when it was started: it has a token.\n",
                 401,
@@ -169,16 +170,13 @@ class Guard:
             return PlainTextResponse(
                 "The token is wrong: it is new at each start of `hopsgpu web`.\n", 401
             )
-        # Relative, and for the directory that the browser asked for: a proxy may have another path.
+        # A relative address: behind a proxy, the path may differ.
         response = Response(status_code=303, headers={"Location": "./"})
         secure = "; Secure" if self._server.has_tls else ""
         response.headers["Set-Cookie"] = (
             f"{self._server.cookie}={self._secrets.session}; HttpOnly; SameSite=Strict{secure}"
         )
         return response
-
-    def _cookie(self, headers: Headers) -> str:
-        return cookie_parser(headers.get("cookie", "")).get(self._server.cookie, "")
 
     def _is_ours(self, headers: Headers, host: str) -> bool:
         """Return whether a request was sent by a page of this server, as the browser says."""

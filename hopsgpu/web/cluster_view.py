@@ -225,7 +225,7 @@ def _waiting(
 ) -> Waiting:
     runs = [row for row in active if row.application == ticket.application]
     mine = tuple(row for row in runs if _is_waiting(row) or (ticket.is_growth and row.waiting_for))
-    # A record has numbers, and a ticket only a word.
+    # A record has the reason with numbers, a ticket only its kind.
     why = next((row.waiting_for for row in mine if row.waiting_for), _WHY[ticket.bound])
     gpu_text = count_of(ticket.gpus, "GPU") if ticket.gpus else "no GPU"
     return Waiting(

@@ -79,7 +79,7 @@ def coordinates(trials: Sequence[TrialReport], metric: str, *, is_minimized: boo
     complete = [(trial, value) for trial, value in valued if value is not None]
     complete.sort(key=lambda pair: sign * pair[1])
     shown = complete[:MOST_LINES]
-    # Parameters of every trial: a space may be a function that asks for different ones.
+    # Trials may have different parameters: a space may be a function.
     names = list(dict.fromkeys(name for trial, _ in shown for name in trial.params))
     columns = [_column(name, [trial.params.get(name) for trial, _ in shown]) for name in names]
     kept = columns[:_MOST_AXES]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _EXTRA = "`hopsgpu web` needs its packages: pip install 'hopsgpu[web]'"
-# A request that is answered when Ctrl-C comes may take so long.
+# Requests in progress at Ctrl-C may take this long.
 _LAST_SECONDS = 2
 _MOST_CONNECTIONS = 256
 _MOST_HEADER_BYTES = 16 * 1024
@@ -138,12 +138,12 @@ def serve(sources: Sources, options: ServerOptions, on_ready: Callable[[str], No
             ws="none",
             lifespan="off",
             loop="asyncio",
-            # A log of requests would have the token.
+            # A log of requests would contain the token.
             access_log=False,
             log_config=None,
             log_level="warning",
             server_header=False,
-            # Nobody's word for the address of a client is needed.
+            # The address of a client is not used, so no proxy's header is trusted.
             proxy_headers=False,
             limit_concurrency=_MOST_CONNECTIONS,
             h11_max_incomplete_event_size=_MOST_HEADER_BYTES,

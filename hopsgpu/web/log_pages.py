@@ -51,7 +51,7 @@ def read_part(file: LakePath, size: int, begin: int | None, *, can_grow: bool) -
         source.seek(at)
         content = source.read(min(MOST_BYTES, size - at))
     if begin is None and at:
-        # From the next whole line on.
+        # Begin with the next whole line.
         first = content.find(b"\n") + 1
         at, content = at + first, content[first:]
     end = at + len(content)

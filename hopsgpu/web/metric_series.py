@@ -24,7 +24,7 @@ _MOST_METRICS = 24
 # Bytes of all files of a run that one poll reads; the next polls read the rest.
 _LOOK_BYTES = 16 * 2**20
 _CHUNK = 2**20
-# A line that is longer is none of ours.
+# hopsgpu writes no longer lines.
 _LONGEST_LINE = 2**20
 _SAMPLE_SECONDS = 1.0
 

@@ -153,7 +153,7 @@ class VersionList:
 class Sources:
     """The blocking reads of the lake and of YARN behind the pages.
 
-    They raise a HopsGpuError if the lake or YARN refuses, or if the thing does not exist.
+    All methods raise a HopsGpuError if the lake or YARN refuses, or if the thing does not exist.
 
     Args:
         queues: returns the queues of gangs with the time there, and what cannot be read.
@@ -204,7 +204,7 @@ class Sources:
     def runs(self, roots: Sequence[Root], most: int) -> RunList:
         """Return the newest runs of some roots."""
         listings, problems = self._ids(roots, None)
-        # By their names first, so that no more records are read than are shown.
+        # Sort by the times in the ids, so that only the records of shown runs are read.
         some = [(root, run_id) for root, ids in listings for run_id in ids[:most]]
         some.sort(key=lambda pair: start_in_id(pair[1]) or 0.0, reverse=True)
         rows = newest(self._rows(some[:most]), most)
@@ -322,7 +322,7 @@ class Sources:
         store = _models(root)
         published = store.versions(name)[::-1]
         if not published:
-            store.get(name)  # says what there is instead
+            store.get(name)  # raises an error that lists the models
         tags, problem = tags_of(store, name)
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
             shown = published[:_MOST_VERSIONS]

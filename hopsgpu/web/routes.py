@@ -306,11 +306,11 @@ class Pages:
             return self._error(request, 403, text)
         key = ("ask to cancel", root.key, run_id)
 
-        def ask() -> bool:
+        def request_cancel() -> bool:
             self._sources.cancel(root, run_id)
             return True
 
-        answer = await self._acts.get(key, ask, fresh=-1.0)
+        answer = await self._acts.get(key, request_cancel, fresh=-1.0)
         self._lake.forget(("cancel", root.key, run_id))
         if answer.problem:
             return self._error(
@@ -408,8 +408,8 @@ class Pages:
             # Each root costs the NameNode two requests.
             fresh=_ACTIVE_SECONDS + len(roots.roots) / 10,
         )
-        found = listed.value or RunList((), False, ())
-        return replace(found, problems=(listed.problem, *roots.problems, *found.problems))
+        listing = listed.value or RunList((), False, ())
+        return replace(listing, problems=(listed.problem, *roots.problems, *listing.problems))
 
     async def _root(self, request: Request) -> Root:
         roots = await self._roots()

@@ -17,7 +17,7 @@ from hopsgpu.storage.timed_reads import ReadResult, TimedRead
 T = TypeVar("T")
 
 _FRESH_SECONDS = 2.0
-# Older values are not shown in the place of one that is missing.
+# If a read fails, a value of at most this age is shown instead.
 _SHOWN_SECONDS = 600.0
 _MOST_KEPT = 64
 _LEAST_SECONDS = 0.05
@@ -47,7 +47,7 @@ class SharedReads:
         self._most = most
         self._clock = clock
         self._kept: OrderedDict[Hashable, tuple[Any, float]] = OrderedDict()
-        # Each with the time at which it began.
+        # Reads in progress, with the time at which each began.
         self._under_way: dict[Hashable, tuple[asyncio.Task[ReadResult[Any]], float]] = {}
 
     async def get(
@@ -74,7 +74,7 @@ class SharedReads:
                 return ReadResult(before.value, problem, before.age)
             task = asyncio.get_running_loop().create_task(self._read(key, read))
             self._under_way[key] = (task, began)
-        # Only the first page that asks a source which does not answer has to wait.
+        # If a source does not answer, only the first page waits.
         seconds_left = max(self._patience - (self._clock() - began), _LEAST_SECONDS)
         try:
             answer = await asyncio.wait_for(asyncio.shield(task), seconds_left)

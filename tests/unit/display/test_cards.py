@@ -35,17 +35,7 @@ def result(ranks: int = 2) -> GangResult:
         metrics=({"step": 3, NASTY: 0.25, "gpu.0.power": 90.0},) * ranks,
         warnings=(f"warned: {NASTY}",),
         ranks=tuple(
-            RankReport(
-                rank,
-                "worker",
-                f"node{rank}",
-                (GPU, NASTY),
-                17,
-                0,
-                None,
-                2**30,
-                0.5,
-            )
+            RankReport(rank, "worker", f"node{rank}", (GPU, NASTY), 17, 0, None, 2**30, 0.5)
             for rank in range(ranks)
         ),
         model=ModelVersion("digits", 3, "hdfs://nowhere/models/digits/3"),
@@ -89,16 +79,7 @@ CLUSTER = ClusterGpus(
     [
         (
             result(),
-            [
-                "run-1",
-                "waited 7.5 s",
-                "held 8.0",
-                "digits/3",
-                "node1",
-                "50%",
-                "1.00 GiB",
-                "host memory",
-            ],
+            ["waited 7.5 s", "held 8.0", "digits/3", "node1", "50%", "1.00 GiB", "host memory"],
         ),
         (run(), ["run-1", "waiting", "1 of 2 executors on node1"]),
         (PLAN, ["2 ranks in 2 executors", "root.default"]),

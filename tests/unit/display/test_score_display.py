@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from hopsgpu.core.run_values import GpuSeconds, Timeline
 from hopsgpu.core.scores import FailedPart, ScoreStatus
-from hopsgpu.display.score_phrases import ScoreFormatter, summary
+from hopsgpu.display.score_phrases import summary
 from hopsgpu.display.score_screens import ScoreScene, lines_of, page
 from hopsgpu.scoring.score_results import ScoreResult
 
@@ -36,14 +36,6 @@ def test_lines_tell_rows_a_second_and_the_time_left() -> None:
     over = ScoreStatus("s-1", "succeeded", 1.0, rows=10_000, scored=10_000)
     assert summary(over) == "succeeded: 10,000 rows"
     assert "2 parts left out" in summary(status(failed=2))
-
-
-def test_lines_repeat_only_what_is_new() -> None:
-    teller = ScoreFormatter()
-    assert teller.news(status(), 0.0)
-    assert not teller.news(status(scored=3_000_000), 1.0)
-    assert teller.news(status(scored=3_000_000), 11.0)
-    assert teller.label(4, "node1") == "worker 4 node1"
 
 
 def test_a_terminal_shows_it_in_few_lines() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -153,14 +151,6 @@ def test_lines_of_trials_say_whose_they_are(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-def test_what_a_terminal_lacks_ends_no_search() -> None:
-    buffer = io.BytesIO()
-    narrow = io.TextIOWrapper(buffer, encoding="ascii", write_through=True)
-    lines = PlainLines(SearchFormatter(), err=narrow)
-    lines.status(status(1, waiting_for="Größe"))
-    assert rb"Gr\xf6\xdfe" in buffer.getvalue()
-
-
 # --- what progress= accepts --------------------------------------------------------------
 
 
@@ -172,31 +162,10 @@ def test_a_callable_is_told_of_states_alone() -> None:
     assert told == [status(1)] and shown.problem is None
 
 
-def test_a_display_that_fails_is_shown_no_more() -> None:
-    calls = []
-
-    def fails(status: SearchStatus) -> None:
-        calls.append(status)
-        raise ValueError("mine")
-
-    shown = search_progress_of(fails)
-    shown.status(status(0))
-    shown.status(status(1))
-    assert len(calls) == 1
-    assert shown.problem == "the progress display stopped (ValueError: mine)"
-
-
 @pytest.mark.parametrize("given", ["loud", 1, lambda: None])
 def test_others_are_refused(given: object) -> None:
     with pytest.raises(ConfigError, match="a SearchStatus"):
         search_progress_of(given)
-
-
-def test_off_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = search_progress_of("off")
-    shown.status(status(1))
-    shown.line(0, 0, "node1", "one")
-    assert capsys.readouterr() == ("", "")
 
 
 # --- the picture -------------------------------------------------------------------------
@@ -322,31 +291,6 @@ def test_a_large_search_takes_no_more_room_or_time() -> None:
 # --- when it is drawn --------------------------------------------------------------------
 
 
-class Seen:
-    """A screen that notes what it is shown."""
-
-    def __init__(self) -> None:
-        self.pictures: list[SearchPicture] = []
-
-    def show(self, picture: SearchPicture) -> None:
-        self.pictures.append(picture)
-
-    def end(self, picture: SearchPicture) -> None:
-        self.show(picture)
-
-    def close(self) -> None: ...
-
-
-def test_the_last_picture_is_there_before_the_search_goes_on() -> None:
-    seen = Seen()
-    live = LiveSearch(lambda context: seen)
-    live.status(status(1))
-    live.line(Writer(1, 0), "node1", "one")
-    live.status(status(60, 0, state="succeeded"))
-    assert seen.pictures[-1].status.ended == 60
-    assert seen.pictures[-1].recent.lines == ("[trial 1 node1] one",)
-
-
 def test_where_another_display_is_there_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     live = LiveSearch(lambda context: None)
     live.status(status(1))
@@ -355,29 +299,6 @@ def test_where_another_display_is_there_are_lines(capsys: pytest.CaptureFixture[
     printed = capsys.readouterr()
     assert printed.out == "[trial 1 node1] one\n"
     assert "trial 1 complete" in printed.err and "succeeded: 2 of 60" in printed.err
-
-
-@pytest.mark.parametrize("given", [None, "lines"])
-def test_without_a_screen_there_are_lines(
-    given: object, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shown = search_progress_of(given)
-    shown.status(status(1))
-    assert re.search(r"hopsgpu s-1 +0\.5 s: 1 of 60 trials", capsys.readouterr().err)
-
-
-def test_rich_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[LiveSearch] = []
-
-    class Noted(LiveSearch):
-        def __init__(self, open_screen: Callable[..., None] = lambda context: None) -> None:
-            super().__init__(open_screen)
-            made.append(self)
-
-    monkeypatch.setattr("hopsgpu.display.live.LiveSearch", Noted)
-    search_progress_of("rich").status(status(1))
-    search_progress_of("lines").status(status(1))
-    assert len(made) == 1
 
 
 def test_a_kernel_is_given_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
