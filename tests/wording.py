@@ -39,6 +39,11 @@ CLEAR_BOOLEANS = _words(
     " healthy busy durable encrypted trusted independent_ranks trust interactive transient acls"
     " pretty unlimited drop_remainder writeable closed readable seekable atexit"
 )
+# Functions that act, and return whether they succeeded, begin with one of these verbs.
+ACTIONS = _words(
+    "release send keep discard abandon decide wait renew load create try take stop rename remove"
+    " record replace drop make report put fetch step kill answer sign give prepare run retry"
+)
 # Words that say nothing of what a variable contains.
 VAGUE = _words(
     "there told said begun gone here made given found left taken known come came done own each"
@@ -94,7 +99,8 @@ class Finding(NamedTuple):
 def names_of_booleans(tree: ast.Module) -> Iterator[tuple[str, int]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if _is_bool(node.returns) and not node.name.startswith("__"):
+            is_action = node.name.strip("_").split("_")[0] in ACTIONS
+            if _is_bool(node.returns) and not is_action and not node.name.startswith("__"):
                 yield node.name, node.lineno
             arguments = node.args
             for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
