@@ -30,7 +30,7 @@ LIGHT_LONGEST += tests/contract/test_local.py
 LIGHT_LONGEST += tests/process/gpu/test_discovery_script.py
 LIGHT_LONGEST += $(addprefix tests/process/agent/test_,fork_server.py trials.py)
 LIGHT_LONGEST += $(addprefix tests/contract/test_,checkpoints.py publication_kills.py models.py)
-LIGHT_LONGEST += $(addprefix tests/contract/test_,line.py usage.py)
+LIGHT_LONGEST += $(addprefix tests/contract/test_,gang_queue.py usage.py)
 # What repeats or varies other tests, or takes long.
 SOAK := $(wildcard tests/soak/test_*.py)
 SOAK += $(wildcard tests/contract/test_*.py)
