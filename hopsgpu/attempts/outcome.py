@@ -178,12 +178,9 @@ class RankEnds:
         workers = [end for rank, end in self._ends.items() if rank < self._world.size]
         cause, exclusions = failure_cause(first, workers), failures.exclusions_after(first)
         is_infrastructure = cause is FailureCause.INFRASTRUCTURE
-        url, likely_cause = (
-            self._log_url(first.place.rank),
-            failures.likely_cause(first.place, ends),
-        )
+        url, likely = self._log_url(first.place.rank), failures.likely_cause(first.place, ends)
         return AttemptFailure(
-            failures.rank_error(first, url, likely_cause),
+            failures.rank_error(first, url, likely),
             cause,
             exclusions | failed_gpus,
             first.place.container.host if is_infrastructure else None,

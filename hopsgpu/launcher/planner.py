@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _MAX_LISTED = 5
 # By default, pyarrow's allocator keeps freed memory for some time: about 80 MB in a rank that reads
-# data, which no limit includes. To return the memory at once costs no measurable time.
+# data, which no limit includes. Returning the memory at once costs no measurable time.
 _MEMORY_VARIABLES = {"MIMALLOC_PURGE_DELAY": "0"}
 
 

@@ -10,7 +10,7 @@ from hopsgpu.scoring.score_board import ScoreBoard
 
 def board() -> ScoreBoard:
     board = ScoreBoard("s-1", PlacementTerms(0, 4), 1, score_progress_of("off"))
-    board.set_parts(rows=1000, parts=10, done=2, complete=200)
+    board.set_parts(rows=1000, parts=10, kept_parts=2, kept_rows=200)
     return board
 
 
