@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
 from hopsgpu.storage.spark_defaults import spark_defaults
+from hopsgpu.yarn.resource_manager import web_addresses
 
 
 def gang_queue_root(
@@ -38,5 +39,17 @@ def cluster_name(setting: Callable[[str], str | None], addresses: Sequence[str])
     return re.sub(r"[^\w.-]+", "-", cluster_id or addresses[0].partition("//")[2])
 
 
-def configured_queue_root(environ: Mapping[str, str]) -> str | None:
-    return spark_defaults(environ).get("spark.hopsgpu.locks") or environ.get("HOPSGPU_LOCKS")
+def configured_queue_directory(
+    environ: Mapping[str, str], setting: Callable[[str], str | None]
+) -> LakePath:
+    """Return the directory of all queues of the YARN of a configuration, which may not exist.
+
+    Args:
+        setting: returns Hadoop's properties.
+    """
+    locks = spark_defaults(environ).get("spark.hopsgpu.locks") or environ.get("HOPSGPU_LOCKS")
+    cluster = cluster_name(setting, web_addresses(setting))
+    directory, names = gang_queue_root(locks, setting("fs.defaultFS"), cluster)
+    for name in names:
+        directory /= name
+    return directory

@@ -163,8 +163,6 @@ def display_of(
             plain lines elsewhere; "rich" for the live one, "lines", "off", or a callable, which
             receives a status at each change.
         kind: the status's type, for the error.
-        live: creates the live display.
-        lines: creates the display of plain lines.
 
     Raises:
         ConfigError: anything else, or a callable that cannot be called with one argument.

@@ -184,6 +184,13 @@ def _logs(picture: Picture, key: str) -> Iterable[Html]:
     yield html.element("div", phrases.whole_log(picture.status.run_id), style="opacity:.7")
 
 
+def folded_logs(recent: LogTail, name: str, key: str, where: str) -> Iterable[Html]:
+    """Return the last lines of all writers, and where the whole logs are; nothing without lines."""
+    if recent.total:
+        yield folded_log(recent, name, f"{key}-all")
+        yield html.element("div", where, style="opacity:.7")
+
+
 def folded_log(log: LogTail, name: str, key: str) -> Html:
     """Return the last lines, folded; a key of letters, digits and "-" keeps them unfolded."""
     omitted = log.total - len(log.lines)

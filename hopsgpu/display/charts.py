@@ -120,7 +120,6 @@ def held_image(held: Sequence[Point], used: Sequence[Point], width: int, height:
 
     Args:
         held: number held, by seconds, in order; at least one point.
-        used: number in use, likewise.
     """
     margin, low = 34.0, height - 18.0
     most = max(value for _, value in held) or 1.0

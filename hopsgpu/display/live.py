@@ -77,8 +77,6 @@ def opener(
 
     Args:
         page: returns a picture as HTML, by a key of the display.
-        summary: returns a picture in one line.
-        lines: returns a picture as lines of a terminal.
     """
 
     def open_screen(context: contextvars.Context) -> Screen[P] | None:
@@ -100,7 +98,6 @@ class LiveDisplay(Generic[S, W, P]):
         open_screen: returns the screen for the context in which the display is created, or None for
             plain lines.
         stage: stores the reports from the first status on.
-        lines: creates the display of plain lines.
     """
 
     def __init__(

@@ -39,7 +39,6 @@ class OptunaPlot:
     """One of Optuna's plots.
 
     Attributes:
-        svg: the picture, or b"".
         missing: why there is no picture, in one line.
     """
 

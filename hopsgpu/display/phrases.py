@@ -211,7 +211,6 @@ class ReportSchedule:
         """Return whether to report, which then counts as done.
 
         Args:
-            reason: why the run waits; "" for nothing.
             now: seconds by any clock.
         """
         seconds = now - self._reported_at

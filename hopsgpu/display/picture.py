@@ -55,7 +55,6 @@ class Row:
     Attributes:
         host: name of the node, "" if not known yet.
         step: step of its last report, or None.
-        gpu: its GPUs, or None.
         trace: GPU utilisation by seconds since the start, for the first ranks.
     """
 

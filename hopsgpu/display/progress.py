@@ -130,11 +130,7 @@ def _last_report(status: RunStatus) -> str:
 
 
 def progress_of(progress: object) -> Shielded:
-    """Return the display of a run that `progress=` names; see `display_of`.
-
-    Raises:
-        ConfigError: the value is invalid.
-    """
+    """Return the display of a run that `progress=` names; see `display_of`."""
 
     def live() -> Progress:
         from hopsgpu.display.live import Live
@@ -145,11 +141,7 @@ def progress_of(progress: object) -> Shielded:
 
 
 def search_progress_of(progress: object) -> ShieldedSearch:
-    """Return the display of a search that `progress=` names; see `display_of`.
-
-    Raises:
-        ConfigError: the value is invalid.
-    """
+    """Return the display of a search that `progress=` names; see `display_of`."""
 
     def live() -> Display[SearchStatus, Writer]:
         from hopsgpu.display.live import LiveSearch
@@ -162,11 +154,7 @@ def search_progress_of(progress: object) -> ShieldedSearch:
 
 
 def score_progress_of(progress: object) -> ShieldedScore:
-    """Return the display of a score that `progress=` names; see `display_of`.
-
-    Raises:
-        ConfigError: the value is invalid.
-    """
+    """Return the display of a score that `progress=` names; see `display_of`."""
 
     def live() -> Display[ScoreStatus, int]:
         from hopsgpu.display.live import LiveScore

@@ -108,7 +108,6 @@ class RunSubject:
         took: seconds until the end or until now.
         gang: ranks and GPUs that were requested, in words.
         held: executors that are here, in words.
-        directory: URL.
         left_out: number of entries by name that the record lacks.
     """
 
@@ -144,7 +143,6 @@ class RunView:
 
     Attributes:
         state: value of a GangState, or "lost"; "" if it is unknown.
-        about: facts about the run.
         progress: how far it is: facts about the executors, the trials or the rows.
         costs: facts about its time and its GPUs.
     """

@@ -152,7 +152,6 @@ class RankRow:
     Attributes:
         gpus: UUIDs, abbreviated.
         exit: exit code or signal, "runs", "lost", or "-" if nobody knows.
-        ended: how it ended, in words.
         gpu_use: mean utilisation in [0, 1]; or None.
         now_use: last sampled utilisation in [0, 1] of a rank that runs; or None.
         memory: peak bytes of the host's memory; or None.
@@ -179,7 +178,6 @@ class TrialRow:
 
     Attributes:
         state: its state; "stopped" or "lost" if the search ended before it.
-        why: why it failed or was pruned.
         ended: when it ended, in seconds since the epoch; None while it runs.
     """
 
@@ -231,7 +229,6 @@ class RecordView(RunView):
     """One run, as its record shows it.
 
     Attributes:
-        waits: the reasons to wait, over time.
         ranks: the ranks that have started; none for a search or a score.
         logs: all logs that the record lists, with their bytes.
         model: name and number of the version that it published; or nothing.
@@ -255,8 +252,6 @@ def record_view(
     """Return what people want to know about a run.
 
     Args:
-        url: URL of its directory.
-        now: seconds since the epoch.
         root: key of the root that it is below, on pages.
         resource_manager: URL of the ResourceManager's pages, for links; "" for no links.
     """

@@ -10,7 +10,7 @@ from hopsgpu.core import html
 from hopsgpu.core.html import Html
 from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.display import score_phrases as say
-from hopsgpu.display.cell import folded_log, heading
+from hopsgpu.display.cell import folded_logs, heading
 from hopsgpu.display.picture import LogTail, StatusScene
 from hopsgpu.display.subjects import status_view
 from hopsgpu.display.terminal import head, line_style, tail
@@ -63,8 +63,7 @@ def summary(picture: ScorePicture) -> str:
 
 def page(picture: ScorePicture, key: str) -> Html:
     """Return a picture as HTML."""
-    parts = [*heading(status_view(picture.status, picture.elapsed))]
-    if picture.recent.total:
-        parts.append(folded_log(picture.recent, "log of all workers", f"{key}-all"))
-        parts.append(html.element("div", _WHOLE_LOGS, style="opacity:.7"))
-    return html.box(*parts)
+    return html.box(
+        *heading(status_view(picture.status, picture.elapsed)),
+        *folded_logs(picture.recent, "log of all workers", key, _WHOLE_LOGS),
+    )

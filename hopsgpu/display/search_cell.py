@@ -9,7 +9,7 @@ from hopsgpu.core.html import Html
 from hopsgpu.core.trials import TrialReport
 from hopsgpu.display import phrases
 from hopsgpu.display import search_phrases as say
-from hopsgpu.display.cell import folded_log, heading, plot_html
+from hopsgpu.display.cell import folded_logs, heading, plot_html
 from hopsgpu.display.charts import lines_image
 from hopsgpu.display.search_picture import SearchPicture
 from hopsgpu.display.subjects import status_view
@@ -29,8 +29,8 @@ def page(picture: SearchPicture, key: str) -> Html:
         *heading(status_view(picture.status, picture.elapsed)),
         _plots(picture),
         _running(picture),
-        _ended_table(picture),
-        *_log(picture, key),
+        trials_table("ended last", picture.ended) if picture.ended else "",
+        *folded_logs(picture.recent, "output of all trials", key, say.WHOLE_LOGS),
     )
 
 
@@ -78,12 +78,6 @@ def _running(picture: SearchPicture) -> Html:
     return Html(html.table(headers, rows) + html.escape(more))
 
 
-def _ended_table(picture: SearchPicture) -> Html:
-    if not picture.ended:
-        return Html("")
-    return trials_table("ended last", picture.ended)
-
-
 def trials_table(first: str, trials: Iterable[TrialReport]) -> Html:
     headers = [first, "", "value", "parameters", "", "host", "GPU"]
     return html.table(headers, [row_of(trial, _PARAMS) for trial in trials])
@@ -100,9 +94,3 @@ def row_of(trial: TrialReport, params: int) -> Sequence[object]:
         trial.host,
         say.gpus(trial.gpu),
     )
-
-
-def _log(picture: SearchPicture, key: str) -> Iterable[Html]:
-    if picture.recent.total:
-        yield folded_log(picture.recent, "output of all trials", f"{key}-all")
-        yield html.element("div", say.WHOLE_LOGS, style="opacity:.7")

@@ -36,11 +36,7 @@ Values = Mapping[Labels, float]
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """A metric.
-
-    Attributes:
-        text: what it is, in a sentence.
-    """
+    """A metric."""
 
     name: str
     kind: str

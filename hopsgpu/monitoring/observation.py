@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hopsgpu.backends.gang_queue_root import cluster_name, configured_queue_root, gang_queue_root
+from hopsgpu.backends.gang_queue_root import configured_queue_directory
 from hopsgpu.backends.inventory import Observer
 from hopsgpu.core.queue_policy import Ticket
 from hopsgpu.errors import HopsGpuError
@@ -20,7 +20,6 @@ from hopsgpu.storage.timed_reads import ReadResult
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuType
 from hopsgpu.yarn.gang_queue import GangQueueReader
 from hopsgpu.yarn.node_manager import NodeAnswers
-from hopsgpu.yarn.resource_manager import web_addresses
 from hopsgpu.yarn.snapshot import Overview
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,6 @@ class SourceState:
     """Whether a source answered.
 
     Attributes:
-        seconds: how long that took.
         problem: why not; or "".
     """
 
@@ -75,7 +73,6 @@ class Look:
     Attributes:
         answering: by node, whether its NodeManager described its GPUs; only of nodes that were
             asked.
-        waiting: the gangs in the queue of gangs.
     """
 
     time: float
@@ -101,14 +98,7 @@ class _Yarn:
     def __init__(self, environ: Mapping[str, str]) -> None:
         setting = HadoopConf.load(environ).get
         self.observer = Observer(setting)
-        base, names = gang_queue_root(
-            configured_queue_root(environ),
-            setting("fs.defaultFS"),
-            cluster_name(setting, web_addresses(setting)),
-        )
-        for name in names:
-            base = base / name
-        self._directory = base
+        self._directory = configured_queue_directory(environ, setting)
         self._queues: GangQueueReader | None = None
 
     def waiting(self) -> tuple[WaitingGang, ...]:

@@ -39,7 +39,6 @@ class LiveRun:
     """A run that has not ended.
 
     Attributes:
-        digest: its record.
         state: value of a GangState, or "lost".
         saved: when the newest checkpoint was written, in seconds since the epoch; None if there is
             none, or if it is not known.
@@ -57,7 +56,6 @@ class RunsView:
 
     Attributes:
         live: the runs that have not ended, those with the most GPUs first.
-        unreadable_records: number of records that cannot be read.
         unreadable_roots: number of roots that cannot be read, though they may exist.
         problems: why these roots cannot be read, one line each.
     """

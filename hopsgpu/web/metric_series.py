@@ -48,8 +48,6 @@ class MetricPlots:
     Attributes:
         metrics: series of each metric by its name, in the order in which they first came.
         gpus: mean utilisation in [0, 1] of each rank's GPUs, by seconds since the epoch.
-        unread: bytes that are still to be read.
-        odd: number of lines that could not be understood.
         left_out: number of metrics beyond the first ones.
         ranks: how many ranks have series; later ones have none.
     """

@@ -103,7 +103,6 @@ class GangQueues:
 
     Attributes:
         snapshots: the queue of each partition; none without YARN.
-        problems: what cannot be read.
     """
 
     snapshots: Mapping[str, QueueSnapshot]
@@ -142,7 +141,6 @@ class VersionList:
         versions: entries as `hopsgpu.artifacts.model_listing.version_entry` makes them; the newest
             is first.
         problem: why the tags cannot be read, or "".
-        left_out: number of older ones.
     """
 
     versions: tuple[Mapping[str, Any], ...]
@@ -288,11 +286,7 @@ class Sources:
         *,
         can_grow: bool,
     ) -> LogText:
-        """Return a part of a rank's log.
-
-        Args:
-            trial: number of a search's trial whose log it is; or None.
-            begin: offset from which to read; None for the end."""
+        """Return a part of a rank's log."""
         directory = root.store.directory(run_id)
         if trial is not None:
             directory /= f"trials/{trial}"
@@ -330,10 +324,7 @@ class Sources:
         return VersionList(tuple(entries), problem, len(published) - len(entries))
 
     def uses(self, roots: Sequence[Root], since: float | None) -> RunUses:
-        """Return the GPU time of runs.
-
-        Args:
-            since: begin of the period, in seconds since the epoch; None for all runs."""
+        """Return the GPU time of runs."""
         return read_uses([root.lake for root in roots], since, self.clock())
 
 
@@ -371,11 +362,7 @@ def live_sources(roots: Sequence[str], environ: Mapping[str, str]) -> Sources:
 
 
 def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any, str]:
-    from hopsgpu.backends.gang_queue_root import (
-        cluster_name,
-        configured_queue_root,
-        gang_queue_root,
-    )
+    from hopsgpu.backends.gang_queue_root import configured_queue_directory
     from hopsgpu.backends.inventory import Observer
     from hopsgpu.yarn.gang_queue import GangQueueReader
     from hopsgpu.yarn.resource_manager import web_addresses
@@ -383,12 +370,9 @@ def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any, str]:
     setting = HadoopConf.load(environ).get
     observer = Observer(setting)
     addresses = web_addresses(setting)
-    name = cluster_name(setting, addresses)
-    place, names = gang_queue_root(configured_queue_root(environ), setting("fs.defaultFS"), name)
-    for name_part in names:
-        place /= name_part
+    queues = GangQueueReader(configured_queue_directory(environ, setting))
     # A standby ResourceManager redirects browsers to the active one.
-    return observer.observe, GangQueueReader(place).read, addresses[0] if addresses else ""
+    return observer.observe, queues.read, addresses[0] if addresses else ""
 
 
 def _of_machine() -> tuple[Any, Any, str]:

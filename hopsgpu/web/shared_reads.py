@@ -32,7 +32,6 @@ class SharedReads:
         source: name of the source, for messages and threads.
         patience: how long a browser waits for a call, in seconds, from the begin of the call. The
             call continues after that; a later `get` returns its result.
-        most: how many calls may be under way.
     """
 
     def __init__(

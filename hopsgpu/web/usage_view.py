@@ -32,13 +32,8 @@ class UsageView:
     """GPU hours.
 
     Attributes:
-        by: what they are summed up by.
-        names: names of the first columns.
-        left_out: number of further rows.
         days_left_out: number of earlier days.
         most: the most GPU hours of a day.
-        notes: what is incomplete or estimated.
-        problems: what could not be read.
     """
 
     period: str
@@ -59,7 +54,6 @@ def usage_view(usage: Usage, days: Usage, problems: Sequence[str] = ()) -> Usage
 
     Args:
         days: the same, summed up by day.
-        problems: why roots are unknown.
     """
     names = NAMES[usage.by]
     bars = _bars(days.rows)
