@@ -53,8 +53,8 @@ def test_a_reader_that_does_not_read_holds_up_nobody(monkeypatch: pytest.MonkeyP
         waits.append(waited(outlet, seconds))
         return waits[-1]
 
-    waited = NonblockingWriter._wait
-    monkeypatch.setattr(NonblockingWriter, "_wait", wait)
+    waited = NonblockingWriter._wait_until_written
+    monkeypatch.setattr(NonblockingWriter, "_wait_until_written", wait)
     with terminal() as person:
         shown = RunLines(out=person.stream, err=person.stream)
 
