@@ -15,7 +15,7 @@ from typing import Any
 
 from hopsgpu.agent import fork_servers
 from hopsgpu.agent.fork_protocol import SET_UP_SECONDS
-from hopsgpu.agent.fork_servers import ForkServerProcess, Request
+from hopsgpu.agent.fork_servers import ForkServerProcess, ServerRequest
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.reaper import ExitStatus, Reaper
 
@@ -45,7 +45,7 @@ class ForkServerPool:
         selector: selectors.BaseSelector,
         reaper: Reaper,
         *,
-        serve_without: Callable[[Request, str | None], None],
+        serve_without: Callable[[ServerRequest, str | None], None],
         on_exit: Callable[[ExitStatus], None],
     ) -> None:
         self._directory = directory
@@ -60,14 +60,14 @@ class ForkServerPool:
         self._dying: list[ForkServerProcess] = []
         self._unsafe: dict[tuple[Any, ...], str] = {}
         # Requests of dropped servers, and why they are served without a server.
-        self._unserved: list[tuple[Request, str | None]] = []
+        self._unserved: list[tuple[ServerRequest, str | None]] = []
 
     def seconds_until_due(self) -> float | None:
         """Return the seconds until the first deadline of a server; None without a deadline."""
         deadlines = [s.deadline for s in self._servers if s.deadline is not None]
         return max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
 
-    def serve(self, request: Request) -> None:
+    def serve(self, request: ServerRequest) -> None:
         """Serve a request with a fork server, now or when it is ready, or without one."""
         now = time.monotonic()
         spec = request.spec
@@ -150,7 +150,7 @@ class ForkServerPool:
             return f"the fork server did not answer within {_ANSWER_SECONDS:g} s"
         return "the fork server closed the connection"
 
-    def _forward(self, server: ForkServerProcess, request: Request) -> None:
+    def _forward(self, server: ForkServerProcess, request: ServerRequest) -> None:
         fields = request.fields
         if request.do == "warm" or (request.do == "store" and "torch" not in server.loaded_modules):
             self._serve_without(request, None)
@@ -197,7 +197,7 @@ class ForkServerPool:
                 self._handle_answer(server, server.pending.pop(message.pop("id")), message)
 
     def _handle_answer(
-        self, server: ForkServerProcess, request: Request, answer: dict[str, Any]
+        self, server: ForkServerProcess, request: ServerRequest, answer: dict[str, Any]
     ) -> None:
         server.deadline = time.monotonic() + _ANSWER_SECONDS if server.pending else None
         if "pid" in answer:
@@ -230,6 +230,6 @@ class ForkServerPool:
         self._unserved += [(r, _reason_for(r, reason)) for r in server.waiting]
 
 
-def _reason_for(request: Request, reason: str) -> str | None:
+def _reason_for(request: ServerRequest, reason: str) -> str | None:
     """Return why a request has no server; None if the ranks' own requests report it too."""
     return None if request.do == "store" else reason

@@ -21,7 +21,7 @@ _MODULE = "hopsgpu.agent.fork_server"
 
 
 @dataclass(frozen=True)
-class Request:
+class ServerRequest:
     """A request for a fork server.
 
     Attributes:
@@ -68,8 +68,8 @@ class ForkServerProcess:
     requested_modules: frozenset[str]
     loaded_modules: frozenset[str] = frozenset()
     ready: bool = False
-    waiting: list[Request] = field(default_factory=list)
-    pending: dict[int, Request] = field(default_factory=dict)
+    waiting: list[ServerRequest] = field(default_factory=list)
+    pending: dict[int, ServerRequest] = field(default_factory=dict)
     ranks: set[int] = field(default_factory=set)
 
     @property

@@ -41,7 +41,7 @@ from hopsgpu import linux
 from hopsgpu.agent import fork_servers, orphans
 from hopsgpu.agent.environment_unpacker import EnvironmentUnpacker
 from hopsgpu.agent.fork_server_pool import ForkServerPool
-from hopsgpu.agent.fork_servers import ForkServerProcess, Request
+from hopsgpu.agent.fork_servers import ForkServerProcess, ServerRequest
 from hopsgpu.agent.json_lines import JsonLineSocket, error_fields, peer_user
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.reaper import ExitStatus, Reaper
@@ -104,7 +104,7 @@ class DaemonServer:
 
     def warm(self, spec: ServerSpec) -> None:
         """Start a fork server for later ranks, which report if it cannot be used."""
-        self._pool.serve(Request(None, "warm", spec, {}, lambda **_: None))
+        self._pool.serve(ServerRequest(None, "warm", spec, {}, lambda **_: None))
 
     def serve(self, watched: int) -> None:
         """Serve until the process behind a pidfd ends, or SIGTERM; then no descendant is left."""
@@ -201,7 +201,7 @@ class DaemonServer:
                 return
             message["environment"]["TMPDIR"] = str(temporary)
         spec = ServerSpec.from_fields(message["server"])
-        self._pool.serve(Request(client, message["do"], spec, message, reply))
+        self._pool.serve(ServerRequest(client, message["do"], spec, message, reply))
 
     def _make_temporary(self, client: TaskConnection, directory: Path) -> Path:
         (directory / files.TEMPORARY).mkdir(mode=0o700)
@@ -251,7 +251,7 @@ class DaemonServer:
             owner.client.ranks.discard(status.pid)
             owner.client.lines.send(ended=asdict(status))
 
-    def _serve_without_server(self, request: Request, reason: str | None) -> None:
+    def _serve_without_server(self, request: ServerRequest, reason: str | None) -> None:
         match request.do:
             case "warm":
                 request.reply(warning=reason)
@@ -260,7 +260,7 @@ class DaemonServer:
             case _:
                 self._start_fresh(request, reason)
 
-    def _start_fresh(self, request: Request, reason: str | None) -> None:
+    def _start_fresh(self, request: ServerRequest, reason: str | None) -> None:
         directory = Path(request.fields["directory"])
         command = [request.spec.executable, "-m", files.ENTRY, str(directory), str(os.getpid())]
         try:

@@ -105,7 +105,7 @@ class UsageFiles:
         """
         if not runs:
             return
-        self._make()
+        self._ensure_directory()
         moment = datetime.datetime.fromtimestamp(now, datetime.UTC)
         for content in _contents(runs):
             # Concurrent removals must not write the same file.
@@ -115,11 +115,11 @@ class UsageFiles:
 
     def write_held(self, gang: RunUse) -> None:
         """Replace the file of a held gang by its GPU time until now."""
-        self._make()
+        self._ensure_directory()
         (self._directory / f"{_HELD}{gang.run_id}{_SUFFIX}").replace(f"{_line(gang)}\n".encode())
 
-    def _make(self) -> None:
-        """Create the directory, if it is missing, with the permissions of that of runs.
+    def _ensure_directory(self) -> None:
+        """Create the directory, if missing, with the mode of the directory of runs.
 
         On a root of several users, all who may write runs may write here too.
         """

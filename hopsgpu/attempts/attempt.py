@@ -51,7 +51,7 @@ from hopsgpu.storage.background import Background, Work
 log = logging.getLogger(__name__)
 
 _EVENT_SECONDS = 0.2
-# Spark asks YARN why a container ended, and only then fails the job.
+# Wait for the reason of a loss: Spark asks YARN first, and only then fails the job.
 _REASON_SECONDS = 5.0
 _PENDING_SECONDS = 30.0
 # Samples of GPUs come every second.
@@ -563,7 +563,7 @@ class AttemptRunner:
             is_loss=True,
             reason=EndReason.NOT_STARTED,
         )
-        self._outputs.keep_agent_logs()
+        self._outputs.request_agent_log_upload()
 
     def _conclude(self) -> None:
         """Determine the first failure and its cause, or complete the values.
@@ -576,7 +576,7 @@ class AttemptRunner:
             self._explain_loss, self._watcher.overdue, timeout, self._idle_end
         )
         if failure is not None:
-            self._outputs.keep_agent_logs()
+            self._outputs.request_agent_log_upload()
             self.result.failure = failure
             log.info(
                 "%s: attempt %d failed: rank %s on %s failed first; cause: %s",

@@ -268,7 +268,7 @@ class Outputs:
         self._records = {rank: OutputSpool() for rank in self._places}
         self._metrics = Metrics(self._places)
         self._agents: dict[int, OutputSpool] = {}
-        self._should_keep_agent_logs = False
+        self._should_upload_agent_logs = False
         self._owned = contextlib.ExitStack()
 
     def __enter__(self) -> Outputs:
@@ -297,9 +297,9 @@ class Outputs:
         self._owned.callback(spool.close)
         spool.write(content)
 
-    def keep_agent_logs(self) -> None:
+    def request_agent_log_upload(self) -> None:
         """Upload the agents' own logs too, because the attempt has failed."""
-        self._should_keep_agent_logs = True
+        self._should_upload_agent_logs = True
 
     def add_reports(self, rank: int, chunk: bytes) -> Sequence[GpuSample]:
         """Process a message of the agent's `follow_reports`; return the samples in it."""
@@ -357,7 +357,7 @@ class Outputs:
         for each container whose agent has sent its log.
         """
         self._owned.pop_all()
-        for spool in () if self._should_keep_agent_logs else self._agents.values():
+        for spool in () if self._should_upload_agent_logs else self._agents.values():
             spool.close()
         return Logs(self._files())
 
@@ -366,5 +366,5 @@ class Outputs:
         records = {
             record_name(rank): spool for rank, spool in self._records.items() if not spool.is_empty
         }
-        agents = self._agents.copy() if self._should_keep_agent_logs else {}
+        agents = self._agents.copy() if self._should_upload_agent_logs else {}
         return logs | records | {f"agent-{index}.log": spool for index, spool in agents.items()}

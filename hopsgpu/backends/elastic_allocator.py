@@ -156,7 +156,7 @@ class ElasticAllocator(ABC):
                 self._park(self.ready_executors.pop(key), reason)
         return excluded
 
-    def check(self) -> None:
+    def raise_if_impossible(self) -> None:
         """Raise the error that says why executors cannot arrive, if they cannot."""
         with self._lock:
             if self._problem is not None:

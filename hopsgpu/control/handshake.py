@@ -96,11 +96,11 @@ async def connect(
             raise ChannelError(f"{host}:{port} is not the driver of this run: {why}") from error
         except TimeoutError as error:
             silence = f"no answer within {HANDSHAKE_SECONDS:g} s"
-            raise UnreachableError(_unreachable(host, port, silence)) from error
+            raise UnreachableError(_unreachable_text(host, port, silence)) from error
         except OSError as error:
-            raise UnreachableError(_unreachable(host, port, _why(error))) from error
+            raise UnreachableError(_unreachable_text(host, port, _why(error))) from error
     if isinstance(problem, (ConnectionRefusedError, socket.gaierror)):
-        raise UnreachableError(_unreachable(host, port, _why(problem))) from problem
+        raise UnreachableError(_unreachable_text(host, port, _why(problem))) from problem
     raise ChannelError(f"{host}:{port} closed the connection during the handshake") from problem
 
 
@@ -141,7 +141,7 @@ def _why(error: OSError) -> str:
     return os.strerror(error.errno)
 
 
-def _unreachable(host: str, port: int, why: str) -> str:
+def _unreachable_text(host: str, port: int, why: str) -> str:
     """Return one line: the driver shows only the last line of Spark's error."""
     return (
         f"the driver cannot be reached at {host}:{port} from {platform.node()} ({why}): executors"

@@ -68,7 +68,7 @@ def properties_of_https() -> dict[str, Properties]:
     }
 
 
-def client_file(certificates: Certificates) -> Properties:
+def ssl_client_properties(certificates: Certificates) -> Properties:
     """Return the properties of ssl-client.xml, which makes a JVM trust the authority."""
     return {
         "ssl.client.truststore.location": str(certificates.trust_store),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hopsgpu.devcluster import realm as realm_files
 from hopsgpu.devcluster import site_files, standby
-from hopsgpu.devcluster.certificates import Certificates, client_file, properties_of_https
+from hopsgpu.devcluster.certificates import Certificates, properties_of_https, ssl_client_properties
 from hopsgpu.devcluster.class_archive import archive_of
 from hopsgpu.devcluster.config import ClusterSpec, Properties
 from hopsgpu.devcluster.daemons import MARKER, marker
@@ -72,7 +72,7 @@ def write_conf(layout: ClusterLayout, state: ClusterState, gpus: GpuPlan) -> Non
                 properties |= spec.conf.nodes.get(node, {})
             write(conf / f"{name}.xml", site_files.xml_text(properties))
         if spec.https:
-            trust = client_file(Certificates(layout.certificates))
+            trust = ssl_client_properties(Certificates(layout.certificates))
             write(conf / "ssl-client.xml", site_files.xml_text(trust))
         write(conf / "log4j2-daemon.properties", site_files.log4j())
         write(conf / "log4j-daemon.properties", site_files.reload4j())

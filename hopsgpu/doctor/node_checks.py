@@ -227,7 +227,7 @@ def check_cuda(facts: Sequence[NodeFacts]) -> Check:
         return unknown(name, f"no torch, tensorflow or jax on {join_names(bare)}")
 
     def describe(node: NodeFacts) -> str:
-        return f"{_frameworks_text(node)}; driver {join_names(_drivers(node))}"
+        return f"{_frameworks_text(node)}; driver {join_names(_gpu_driver_versions(node))}"
 
     return ok(name, _group_by_text(facts, describe))
 
@@ -238,13 +238,13 @@ def _cuda_problems(node: NodeFacts) -> Iterable[str]:
         yield f"{node.host}: {_frameworks_text(node)}: they would train on the CPU"
     for framework in with_cuda:
         oldest = oldest_driver(framework.cuda)
-        for driver in _drivers(node):
+        for driver in _gpu_driver_versions(node):
             if oldest is not None and version_of(driver) < version_of(oldest):
                 needs = f"{_framework_text(framework)} needs driver {oldest}"
                 yield f"{node.host}: {needs}, but it has {driver}"
 
 
-def _drivers(node: NodeFacts) -> list[str]:
+def _gpu_driver_versions(node: NodeFacts) -> list[str]:
     return sorted({gpu.driver for gpu in node.gpus if gpu.driver and not gpu.is_simulated})
 
 

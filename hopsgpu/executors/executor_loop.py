@@ -138,7 +138,7 @@ class ExecutorLoop(ABC):
     def _poll(self) -> None:
         if self._error is None:
             try:
-                self.allocator.check()
+                self.allocator.raise_if_impossible()
             except HopsGpuError as error:
                 self._on_shortage(error)
         if self._active.cancelled.is_set():

@@ -16,6 +16,6 @@ def create_file(file: Path, words: int) -> Path:
 
 
 def map_file(file: Path, words: int) -> memoryview:
-    """Return the bytes of a file; after a cast, an access is a load or store of 8 aligned bytes."""
+    """Map a file; a cast to 8-byte words makes each access one load or store."""
     with file.open("r+b") as opened:
         return memoryview(mmap.mmap(opened.fileno(), words * _WORD_BYTES))

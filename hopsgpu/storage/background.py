@@ -11,7 +11,7 @@ from hopsgpu.errors import HopsGpuError
 log = logging.getLogger(__name__)
 
 Work = Callable[[], None]
-# HDFS takes half a second for a small file, during which the thread mostly waits.
+# Many threads, because each mostly waits: HDFS takes half a second for a small file.
 _MAX_THREADS = 32
 # Bounded, because each queued work may keep a file open.
 _MAX_WAITING = 256

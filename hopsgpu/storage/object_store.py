@@ -113,7 +113,7 @@ class ObjectStore:
         # Some programs mark a directory by an empty object with the name of the directory.
         if info["type"] != "directory" and not info["size"] and self._has_files_below(path):
             info = {**info, "type": "directory"}
-        return _status(path, info)
+        return _file_status(path, info)
 
     def entries(self, path: str) -> tuple[FileStatus, ...]:
         key = self._key(path)
@@ -123,7 +123,7 @@ class ObjectStore:
         is_file = any(info["name"] == key and info["type"] == "file" for info in infos)
         if not real and is_file:
             raise NotADirectoryError(path)
-        return tuple(_status(info["name"], info) for info in real)
+        return tuple(_file_status(info["name"], info) for info in real)
 
     @contextlib.contextmanager
     def read(self, path: str) -> Iterator[io.RawIOBase]:
@@ -305,7 +305,7 @@ def _client(scheme: str, account: str, *, should_fail_fast: bool) -> Any:
     )
 
 
-def _status(path: str, info: Mapping[str, Any]) -> FileStatus:
+def _file_status(path: str, info: Mapping[str, Any]) -> FileStatus:
     is_directory = info["type"] == "directory"
     name = path.rstrip("/").rpartition("/")[2]
     size = 0 if is_directory else int(info["size"])

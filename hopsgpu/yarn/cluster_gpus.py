@@ -214,7 +214,7 @@ class ClusterGpus:
         )
 
     def _repr_html_(self) -> str:
-        nodes = ([n.host, n.state, _kinds(n), n.used, n.free, n.total] for n in self.nodes)
+        nodes = ([n.host, n.state, _gpu_types_text(n), n.used, n.free, n.total] for n in self.nodes)
         users = [[u.id, u.name, u.user, u.queue, u.gpus] for u in self.users]
         headers = ("application", "name", "user", "queue", "GPUs")
         return html.box(
@@ -233,5 +233,5 @@ class ClusterGpus:
         return {"gpus": gpus, "types": [asdict(kind) for kind in self.types], **asdict(self)}
 
 
-def _kinds(node: GpuNode) -> str:
+def _gpu_types_text(node: GpuNode) -> str:
     return ", ".join(f"{kind.count} × {kind.name}" for kind in node.types)

@@ -49,12 +49,12 @@ class ContainerRequest:
     pid: int
 
     def dump(self) -> bytes:
-        """Return the request as a line that `load` reads; it contains the run's secret."""
+        """Return the request as a line that `from_line` reads; it contains the run's secret."""
         driver = vars(self.driver) | {"secret": self.driver.secret.hex()}
         return json.dumps({**vars(self), "driver": driver}).encode() + b"\n"
 
     @classmethod
-    def load(cls, line: bytes) -> ContainerRequest:
+    def from_line(cls, line: bytes) -> ContainerRequest:
         fields = json.loads(line)
         driver = fields["driver"]
         driver["secret"] = bytes.fromhex(driver["secret"])
@@ -65,7 +65,7 @@ class ContainerRequest:
 
 def main() -> int:
     """Serve until the driver no longer needs the container; return the exit code."""
-    request = ContainerRequest.load(sys.stdin.buffer.readline())
+    request = ContainerRequest.from_line(sys.stdin.buffer.readline())
     directory = Path.cwd()
     os.environ["CONTAINER_ID"] = f"local-{os.getpid()}"
     try:

@@ -81,7 +81,7 @@ def check_session(properties: Mapping[str, str]) -> None:
     setting = properties.get
     findings = [
         *_master(setting),
-        *_dynamic_allocation(setting),
+        *_dynamic_allocation_problems(setting),
         *_scheduling(setting),
         *_shipping(setting),
     ]
@@ -180,7 +180,7 @@ def _master(setting: Callable[[str], str | None]) -> list[str]:
     return [f"spark.master={master} cannot hold gangs; {_MASTERS}"]
 
 
-def _dynamic_allocation(setting: Callable[[str], str | None]) -> list[str]:
+def _dynamic_allocation_problems(setting: Callable[[str], str | None]) -> list[str]:
     findings = []
     if not _is_on(setting, _DYNAMIC + "enabled"):
         findings.append(f"{_DYNAMIC}enabled is off: set it to true, so that GPUs go back")

@@ -114,7 +114,7 @@ def test_logs_of_agents_come_to_the_lake_with_those_of_a_failure(
         outputs.set_agent_log(1, b"at first")
         outputs.set_agent_log(1, b"said\n")
         if failed:
-            outputs.keep_agent_logs()
+            outputs.request_agent_log_upload()
         sizes = {"rank-0.log": 0, "rank-1.log": 0}
         assert outputs.sizes() == {**sizes, **({"agent-1.log": 5} if failed else {})}
         for _, upload in outputs.take_over().uploads(LakePath(f"file://{tmp_path}/logs")):

@@ -65,7 +65,7 @@ def search(request_: Request) -> Iterator[LocalElasticAllocator]:
 
 def handle(lease: LocalElasticAllocator) -> None:
     """Handle the next of the agents' messages, if there is one."""
-    lease.check()
+    lease.raise_if_impossible()
     if (event := lease.server.next_event(0.1)) is not None:
         lease.handle_event(event)
 

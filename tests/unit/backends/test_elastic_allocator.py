@@ -193,7 +193,7 @@ def come(site: Site, lease: YarnElasticAllocator, job: Job) -> None:
 def problem_of(lease: YarnElasticAllocator) -> str:
     """Why the search ends since no executor has come; "" while it goes on."""
     try:
-        lease.check()
+        lease.raise_if_impossible()
     except HopsGpuError as error:
         return f"{type(error).__name__}: {error}"
     return ""

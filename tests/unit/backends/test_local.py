@@ -125,7 +125,7 @@ def test_gpus_to_be_avoided_are_no_choice() -> None:
 def test_what_a_container_is_asked_for_survives_its_way_there() -> None:
     driver = DriverEndpoint("127.0.0.1", 4711, b"\x00secret", None, job="j")
     wanted = ContainerRequest(driver, 2, "A100", ("GPU-a",), 42)
-    assert ContainerRequest.load(wanted.dump()) == wanted
+    assert ContainerRequest.from_line(wanted.dump()) == wanted
     assert wanted.dump().count(b"\n") == 1
 
 
