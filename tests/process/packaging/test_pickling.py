@@ -75,7 +75,7 @@ def closed(value: object) -> Callable[[], object]:
         (Holder().method, (), {}, "train_fn.__self__.lock"),
         (functools.partial(print, LOCK), (), {}, "train_fn.args[0]"),
         (closed({"deep": [1, {"s": LOCK}]}), (), {}, "closure variable 'value'['deep'][1]['s']"),
-        (lambda lock=LOCK: lock, (), {}, f"default {LOCK!r}"),
+        pytest.param(lambda lock=LOCK: lock, (), {}, f"default {LOCK!r}", id="default"),
         (print, (1, LOCK), {}, "args[1]"),
         (print, (), {"key": LOCK}, "kwargs['key']"),
         (print, (Slots("s", LOCK),), {}, "args[0].lock"),
