@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 
 import pytest
@@ -13,7 +12,6 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
-from tests.contract.framework_ranks import EXAMPLES
 from tests.in_ranks import who_and_where
 
 STEPS = 6
@@ -24,21 +22,6 @@ def gang(spark: SparkSession) -> Iterator[hopsgpu.Gang]:
     """Two ranks on CPUs."""
     with hopsgpu.hold(workers=2, gpus_per_worker=0, progress="off") as held:
         yield held
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Imports an example by name; it travels to the ranks as a module beside a script does."""
-
-    def load(name: str) -> ModuleType:
-        spec = spec_from_file_location(name, EXAMPLES / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        module = module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
 
 
 def runs(gang: hopsgpu.Gang) -> LakePath:

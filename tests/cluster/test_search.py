@@ -198,20 +198,19 @@ def improves(x: float) -> float:
     return loss
 
 
+def search_with(pruner: optuna.pruners.BasePruner) -> hopsgpu.types.SearchResult:
+    values = [1, 8, 9, 2, 7, 10]
+    space = {"x": optuna.distributions.CategoricalDistribution(values)}
+    sampler = optuna.samplers.GridSampler({"x": values}, seed=3)
+    options: Any = {"sampler": sampler, "pruner": pruner, "progress": "off"}
+    return quiet(improves, space, trials=6, max_concurrent=1, **options)
+
+
 @pytest.mark.soak
 def test_bad_trials_are_pruned_and_their_gpu_serves_the_next(
     spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=2)
-    result = quiet(
-        improves,
-        {"x": optuna.distributions.CategoricalDistribution([1, 8, 9, 2, 7, 10])},
-        trials=6,
-        max_concurrent=1,
-        sampler=optuna.samplers.GridSampler({"x": [1, 8, 9, 2, 7, 10]}, seed=3),
-        pruner=pruner,
-        progress="off",
-    )
+    result = search_with(optuna.pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=2))
     pruned = [trial for trial in result.trials if trial.state == "pruned"]
     assert pruned
     assert all(trial.value is not None and abs(trial.params["x"]) > 3 for trial in pruned)
@@ -233,15 +232,7 @@ def test_bad_trials_are_pruned_and_their_gpu_serves_the_next(
 def test_optunas_other_pruners_end_trials_early(
     spark: SparkSession, gpus_back: Callable[[], int], pruner: optuna.pruners.BasePruner
 ) -> None:
-    result = quiet(
-        improves,
-        {"x": optuna.distributions.CategoricalDistribution([1, 8, 9, 2, 7, 10])},
-        trials=6,
-        max_concurrent=1,
-        sampler=optuna.samplers.GridSampler({"x": [1, 8, 9, 2, 7, 10]}, seed=3),
-        pruner=pruner,
-        progress="off",
-    )
+    result = search_with(pruner)
     pruned = [trial for trial in result.trials if trial.state == "pruned"]
     assert pruned and result.best is not None and result.best.value == 1
     assert {trial.state for trial in result.trials} == {"complete", "pruned"}

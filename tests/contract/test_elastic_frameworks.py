@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hopsgpu.devcluster.node_gpus import PlannedGpu
-from hopsgpu.devcluster.nvidia_smi_standin import standin_script
 from tests.conftest import EXAMPLES
-from tests.contract.test_local import OTHERS
+from tests.local_scripts import UUIDS, local_environ, running, simulate_gpus
 
 DRIVER = Path(__file__).with_name("elastic_driver.py")
-GPUS = tuple(
-    PlannedGpu(
-        n, n, f"GPU-{n}{n}{n}{n}{n}{n}{n}{n}-1111-2222-3333-444444444444", "Simulated A100", 40960
-    )
-    for n in range(3)
-)
 STEPS = 600
 # Batches with a step of their own have the same rows in all worlds; three ranks add them up in
 # another order than two, and each step passes on what that changes: 24 bits round to 6e-8.
@@ -56,32 +46,10 @@ class Driver:
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     home = tmp_path_factory.mktemp("home")
-    smi = home / "nvidia-smi"
-    smi.write_text(standin_script(GPUS))
-    smi.chmod(0o755)
-    (home / "tmp").mkdir()
-    environ = {name: value for name, value in os.environ.items() if name not in OTHERS}
-    environ |= {
-        "HOME": str(home),
-        "TMPDIR": str(home / "tmp"),
-        "HOPSGPU_LEASE_DIR": str(home / "leases"),
-        "HOPSGPU_NVIDIA_SMI": str(smi),
-        "PYTHONPATH": os.pathsep.join(map(str, (EXAMPLES, DRIVER.parents[2]))),
-    }
-    with (home / "errors").open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, str(DRIVER), str(home)],
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    try:
+    smi = simulate_gpus(home / "nvidia-smi", UUIDS)
+    environ = local_environ(home, smi, EXAMPLES, DRIVER.parents[2])
+    with running(DRIVER, home, environ) as process:
         yield Driver(process, home / "errors")
-    finally:
-        process.kill()
-        process.wait()
 
 
 def whole_curve(told: dict[str, Any]) -> list[float]:

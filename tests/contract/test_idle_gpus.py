@@ -6,22 +6,17 @@ The machine's GPUs are simulated; a stand-in for NVML has their utilisation.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hopsgpu.devcluster.node_gpus import PlannedGpu
-from hopsgpu.devcluster.nvidia_smi_standin import standin_script
 from tests import idle_runs, nvml_standin
 from tests.idle_runs import Records, Told
+from tests.local_scripts import UUIDS, local_environ, simulate_gpus
 
 pytestmark = pytest.mark.soak
-
-UUIDS = [f"GPU-{n}{n}{n}{n}{n}{n}{n}{n}-1111-2222-3333-444444444444" for n in (1, 2)]
-OTHERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "HOPSGPU_ROOT", "SPARK_HOME", "SPARK_CONF_DIR")
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def told(home: Path) -> Told:
-    smi = home / "nvidia-smi"
-    gpus = (PlannedGpu(n, n, uuid, "Simulated A100", 40960) for n, uuid in enumerate(UUIDS))
-    smi.write_text(standin_script(tuple(gpus)))
-    smi.chmod(0o755)
-    (home / "tmp").mkdir()
-    environ = {name: value for name, value in os.environ.items() if name not in OTHERS}
-    environ |= {
-        "HOME": str(home),
-        "TMPDIR": str(home / "tmp"),
-        "HOPSGPU_LEASE_DIR": str(home / "leases"),
-        "HOPSGPU_NVIDIA_SMI": str(smi),
-    }
+    environ = local_environ(home, simulate_gpus(home / "nvidia-smi", UUIDS[1:]))
     return idle_runs.told_by_script(nvml_standin.install(home / "nvml"), environ)
 
 

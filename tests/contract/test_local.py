@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,14 +12,13 @@ from typing import Any
 import pytest
 
 from hopsgpu.agent.tmpdir_links import SHARED
-from hopsgpu.devcluster.node_gpus import PlannedGpu
-from hopsgpu.devcluster.nvidia_smi_standin import standin_script
+from tests import local_scripts
 from tests.conftest import gone, until
+from tests.local_scripts import local_environ, running, simulate_gpus
 from tests.travelling import PYTHON
 
 DRIVER = Path(__file__).with_name("local_driver.py")
-UUIDS = [f"GPU-{n}{n}{n}{n}{n}{n}{n}{n}-1111-2222-3333-444444444444" for n in (1, 2)]
-OTHERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "HOPSGPU_ROOT", "SPARK_HOME", "SPARK_CONF_DIR")
+UUIDS = local_scripts.UUIDS[1:]
 
 
 class Told:
@@ -49,38 +47,12 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def told(home: Path) -> Iterator[Told]:
-    smi, none = home / "nvidia-smi", home / "no-gpus"
-    none.write_text(standin_script(()))
-    none.chmod(0o755)
-    smi.write_text(
-        standin_script(
-            tuple(PlannedGpu(n, n, uuid, "Simulated A100", 40960) for n, uuid in enumerate(UUIDS))
-        )
-    )
-    smi.chmod(0o755)
-    environ = {name: value for name, value in os.environ.items() if name not in OTHERS}
-    environ |= {
-        "HOME": str(home),
-        "TMPDIR": str(home / "tmp"),
-        "HOPSGPU_LEASE_DIR": str(home / "leases"),
-        # Whatever GPUs this machine has count for nothing here.
-        "HOPSGPU_NVIDIA_SMI": str(none),
-        "PYTHONPATH": str(DRIVER.parents[2]),
-    }
-    (home / "tmp").mkdir()
-    with (home / "errors").open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, str(DRIVER), str(home), str(smi)],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    try:
+    none = simulate_gpus(home / "no-gpus", ())
+    smi = simulate_gpus(home / "nvidia-smi", UUIDS)
+    # Whatever GPUs this machine has count for nothing here.
+    environ = local_environ(home, none, DRIVER.parents[2])
+    with running(DRIVER, home, environ, smi) as process:
         yield Told(process, home / "errors")
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_the_same_launch_trains_and_publishes_without_a_cluster(told: Told, home: Path) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.contract.test_local import OTHERS, Told
+from tests.contract.test_local import Told
+from tests.local_scripts import local_environ, running
 
 pytestmark = pytest.mark.soak
 
@@ -25,27 +23,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def told(home: Path) -> Iterator[Told]:
-    environ = {name: value for name, value in os.environ.items() if name not in OTHERS}
-    environ |= {
-        "HOME": str(home),
-        "TMPDIR": str(home / "tmp"),
-        "HOPSGPU_LEASE_DIR": str(home / "leases"),
-        "PYTHONPATH": str(DRIVER.parents[2]),
-    }
-    (home / "tmp").mkdir()
-    with (home / "errors").open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, str(DRIVER), str(home)],
-            env=environ,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    try:
+    environ = local_environ(home, None, DRIVER.parents[2])
+    with running(DRIVER, home, environ) as process:
         yield Told(process, home / "errors")
-    finally:
-        process.kill()
-        process.wait()
 
 
 def record(home: Path, run_id: str) -> dict[str, object]:

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from hopsgpu.devcluster.node_gpus import PlannedGpu
-from hopsgpu.devcluster.nvidia_smi_standin import standin_script
+from tests import local_scripts
 from tests.conftest import until
+from tests.local_scripts import local_environ, running, simulate_gpus
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -29,8 +29,7 @@ pytestmark = pytest.mark.timeout(600)
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), "/usr/bin/chromium")
 DRIVER = Path(__file__).with_name("pages_driver.py")
-UUIDS = [f"GPU-{str(n) * 8}-1111-2222-3333-444444444444" for n in (1, 2)]
-OTHERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "HOPSGPU_ROOT", "SPARK_HOME", "SPARK_CONF_DIR")
+UUIDS = local_scripts.UUIDS[1:]
 WIDTHS = (400, 900, 1600)
 EVIL = "<script>document.title='mine'</script>"
 # What no page may have: elements without a name for a screen reader, ids that two have, and so on.
@@ -103,36 +102,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environ(home: Path) -> dict[str, str]:
-    smi = home / "nvidia-smi"
-    gpus = tuple(PlannedGpu(n, n, uuid, "Simulated A100", 40960) for n, uuid in enumerate(UUIDS))
-    smi.write_text(standin_script(gpus))
-    smi.chmod(0o755)
-    (home / "tmp").mkdir()
-    kept = {name: value for name, value in os.environ.items() if name not in OTHERS}
-    return kept | {
-        "HOME": str(home),
-        "TMPDIR": str(home / "tmp"),
-        "HOPSGPU_LEASE_DIR": str(home / "leases"),
-        "HOPSGPU_NVIDIA_SMI": str(smi),
-        "PYTHONPATH": str(DRIVER.parents[2]),
-    }
+    smi = simulate_gpus(home / "nvidia-smi", UUIDS)
+    return local_environ(home, smi, DRIVER.parents[2])
 
 
 @pytest.fixture(scope="module")
 def runs(home: Path, environ: dict[str, str]) -> Iterator[dict[str, str]]:
     """Ids of runs of the driver, by what they do; it goes on meanwhile."""
     found: dict[str, str] = {}
-    with (home / "errors").open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, str(DRIVER), str(home)],
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-    assert process.stdin is not None and process.stdout is not None
-    try:
+    with running(DRIVER, home, environ) as process:
+        assert process.stdin is not None and process.stdout is not None
         while "waiting" not in found:
             line = process.stdout.readline()
             assert line, (home / "errors").read_text()[-3000:]
@@ -143,9 +122,6 @@ def runs(home: Path, environ: dict[str, str]) -> Iterator[dict[str, str]]:
         yield found
         process.stdin.close()
         process.wait(120)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _as_by_strangers(directory: Path, found: dict[str, str]) -> None:

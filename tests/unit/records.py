@@ -10,6 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_use import UsePoint
@@ -31,6 +33,7 @@ from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.background import Background
 from hopsgpu.storage.lake import LakePath
 
+OLD, NEW = "fit-20261121-120000-aaaaaa", "fit-20261122-120000-bbbbbb"
 ENVIRONMENT = EnvironmentRecord(
     hopsgpu="0.7",
     python="3.11.9",
@@ -205,3 +208,12 @@ def put_run(root: Path, run_id: str, state: str = "succeeded", /, **changes: Any
     (directory / "logs").mkdir(parents=True)
     (directory / "run.json").write_text(json.dumps(fields))
     return directory
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of commands, which find no settings of Spark."""
+    monkeypatch.setenv("HOPSGPU_ROOT", f"file://{tmp_path}")
+    for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -10,17 +9,8 @@ import pytest
 from tests import wording
 
 # How many findings of each kind are left. A change may lower these numbers, never raise them.
-LEFT_IN_CODE = {
-    "boolean": 497,
-    "callable": 27,
-    "class": 84,
-    "long": 286,
-    "participle": 500,
-    "start": 518,
-    "symbol": 1,
-    "vague": 1009,
-}
-LEFT_IN_PAGES = {"long": 413, "start": 219}
+LEFT_IN_CODE = {"boolean": 58, "class": 7, "long": 28, "participle": 12, "start": 9, "vague": 7}
+LEFT_IN_PAGES = {"long": 43, "start": 5}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +52,6 @@ def test_no_more_findings_than_before(places: list[str], budget: dict[str, int])
 def test_each_rule_finds_what_breaks_it(tmp_path: Path, code: str, kinds: set[str]) -> None:
     path = tmp_path / "module.py"
     path.write_text(code + "\n")
-    ast.parse(code)
     assert {finding.kind for finding in wording.findings([path])} == kinds
 
 

@@ -24,18 +24,10 @@ from hopsgpu.core.formats import duration, local_time, size
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake_root import default_root
 from tests.conftest import as_in_a_terminal, gone, until
-from tests.unit.records import DATA, put_run
+from tests.unit.records import DATA, NEW, OLD, put_run, root
 
-OLD, NEW = "fit-20261121-120000-aaaaaa", "fit-20261122-120000-bbbbbb"
+__all__ = ["root"]
 SECONDS = 60.0
-
-
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOPSGPU_ROOT", f"file://{tmp_path}")
-    for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
 
 
 def call(*words: str) -> Result:

@@ -12,17 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from hopsgpu.cli.main import main
-from tests.unit.records import put_run
+from tests.unit.records import NEW, OLD, put_run, root
 
-OLD, NEW = "fit-20261121-120000-aaaaaa", "fit-20261122-120000-bbbbbb"
-
-
-@pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HOPSGPU_ROOT", f"file://{tmp_path}")
-    for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
+__all__ = ["root"]
 
 
 def call(*words: str) -> Result:
