@@ -341,7 +341,7 @@ BUSY_SCHEDULER = """
     context = hopsgpu.session("busy scheduler").sparkContext
     slow = context.accumulator(0, Slow())
     submitted = []
-    start = lease.YarnGangAllocator._start
+    start = gang_allocator.YarnGangAllocator._start
 
     def start_when_busy(owner, role, *more):
         if role == "agents":
@@ -353,7 +353,7 @@ BUSY_SCHEDULER = """
             submitted.append(role)
         return start(owner, role, *more)
 
-    lease.YarnGangAllocator._start = start_when_busy
+    gang_allocator.YarnGangAllocator._start = start_when_busy
     result = hopsgpu.launch(lambda: 5, workers=1, progress="off")
     print("launched", result.values[0], "after", len(submitted), "barrier jobs", flush=True)
 """
