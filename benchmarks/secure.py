@@ -24,7 +24,7 @@ from hopsgpu.storage.lake import LakePath
 
 _MB = 1_000_000
 _ROUNDS, _LAUNCHES = 12, 4
-_LEAST_RATIO, _MOST_SECONDS = 0.9, 1.5
+_LEAST_RATIO, _MAX_SECONDS = 0.9, 1.5
 # Ours and hdfs-native's; what each has uploaded it downloads.
 _UP, _DOWN = ("publish", "raw-write"), ("download", "raw-read")
 _SECURE: Mapping[str, Mapping[str, bool]] = {
@@ -139,8 +139,8 @@ def _launches() -> dict[str, Any]:
         for what in ("session", "launch")
     }
     total = sum(more.values())
-    verdict = "met" if total <= _MOST_SECONDS else "MISSED"
-    print(f"{total:+.2f} s with Kerberos; at most {_MOST_SECONDS} wanted: {verdict}")
+    verdict = "met" if total <= _MAX_SECONDS else "MISSED"
+    print(f"{total:+.2f} s with Kerberos; at most {_MAX_SECONDS} wanted: {verdict}")
     return {"seconds": found, "more": more}
 
 

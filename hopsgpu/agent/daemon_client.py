@@ -36,7 +36,7 @@ Scope = Literal["process", "group", "tree"]
 
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
-_MOST_LINE = 2**20
+_MAX_LINE = 2**20
 
 
 class ProcessDaemonLost(ConnectionError):
@@ -287,7 +287,7 @@ async def _connect_or_start(
 
 
 async def _connect(path: str, stack: contextlib.AsyncExitStack) -> DaemonClient:
-    reader, writer = await asyncio.open_unix_connection(path, limit=_MOST_LINE)
+    reader, writer = await asyncio.open_unix_connection(path, limit=_MAX_LINE)
     stack.callback(writer.transport.abort)
     connection: socket.socket = writer.get_extra_info("socket")
     if peer_user(connection) != os.geteuid():

@@ -26,7 +26,7 @@ _POLL_SECONDS = 2.0
 _REST_SECONDS = 60.0
 # A longer line is cut, so that it does not fill the memory.
 _LONGEST_LINE = 2**20
-_MOST_RANKS = 4096
+_MAX_RANKS = 4096
 Write = Callable[[bytes], object]
 
 
@@ -225,7 +225,7 @@ class _LogPrinter:
         for report in search.trials:
             # The record does not say which rank ran on which of several nodes.
             if report.number == trial and report.host and "," not in report.host:
-                ranks = range(min(search.workers_per_trial, _MOST_RANKS))
+                ranks = range(min(search.workers_per_trial, _MAX_RANKS))
                 self._hosts = dict.fromkeys(ranks, report.host)
                 self._located = report.tries - 1
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hopsgpu.core.run_record import RunRecord
 
 _CANCEL_SECONDS = 60.0
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 @click.group(cls=Commands, invoke_without_command=True)
@@ -176,7 +176,7 @@ def _until_ended(store: RunStore, run_id: str) -> Iterator[RunRecord]:
     deadline = time.monotonic() + _CANCEL_SECONDS
     while time.monotonic() < deadline:
         # The lake announces no change.
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
         yield store.record(run_id)
 
 

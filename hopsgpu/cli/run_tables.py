@@ -14,7 +14,7 @@ from hopsgpu.display.run_view import RecordView, RunSummary, SearchView
 from hopsgpu.units import count_of
 
 _STYLES = {GOOD: "green", BAD: "red", WARNING: "yellow", STRONG: "bold", PLAIN: ""}
-_MOST_TRIALS = 50
+_MAX_TRIALS = 50
 LAYOUT = TableLayout(
     right=(
         *("TOOK", "RANKS", "GPUS", "RANK", "PID", "EXIT", "GPU-USE", "HOST-MEMORY"),
@@ -91,7 +91,7 @@ def _trials(search: SearchView) -> Iterator[Row]:
     yield [("", "")]
     yield headers("TRIAL", "STATE", "VALUE", "TOOK", "TRIES", "NODE", "GPU", "PARAMETERS")
     in_order = sorted(search.trials, key=lambda trial: (trial.ended is None, trial.ended or 0.0))
-    shown = in_order[-_MOST_TRIALS:]
+    shown = in_order[-_MAX_TRIALS:]
     for trial in shown:
         rest = (
             *(trial.value or "-", trial.took, str(trial.tries)),

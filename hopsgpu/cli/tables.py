@@ -16,7 +16,7 @@ Row = list[Cell]
 _GAP = 2
 # Cells of a fact's name, and the fewest cells of its text on the narrowest terminal.
 _NAME = 12
-_LEAST_ROOM = 20
+_MIN_ROOM = 20
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _fact_lines(fact: Fact, encoding: str, width: int | None) -> list[Text]:
     from rich.text import Text
 
     text, beside = plain(fact.text, encoding), _NAME + 1
-    room = cell_len(text) if width is None else max(width - beside, _LEAST_ROOM)
+    room = cell_len(text) if width is None else max(width - beside, _MIN_ROOM)
     names = itertools.chain([plain(fact.name, encoding)], itertools.repeat(""))
     return [
         Text(f"{name:<{_NAME}} {part}", style=fact.style)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hopsgpu.artifacts.mirror import Mirror
 
 _DIRECTORY = "tensorboard"
-_LOOK_SECONDS = 5.0
+_POLL_SECONDS = 5.0
 _END_SECONDS = 10.0
 
 
@@ -65,7 +65,7 @@ def tensorboard(run_id: str, host: str, port: int) -> None:
 def _served(directory: str, host: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run TensorBoard, which prints its own URL, until the end of the context."""
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", directory]
-    command += ["--host", host, "--port", str(port), "--reload_interval", str(int(_LOOK_SECONDS))]
+    command += ["--host", host, "--port", str(port), "--reload_interval", str(int(_POLL_SECONDS))]
     server = subprocess.Popen(command)
     try:
         yield server
@@ -83,7 +83,7 @@ def _keep_in_step(mirror: Mirror, server: subprocess.Popen[bytes]) -> None:
     while True:
         try:
             # The lake announces no change.
-            code = server.wait(_LOOK_SECONDS)
+            code = server.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
             try:
                 mirror.update()

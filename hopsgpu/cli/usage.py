@@ -29,7 +29,7 @@ _LAYOUT = TableLayout(
 )
 # A microhour is 4 ms of a GPU.
 _DIGITS = 6
-_MOST_PROBLEMS = 20
+_MAX_PROBLEMS = 20
 # Wide forms of the same signs count in some spreadsheets.
 _FORMULAS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
@@ -79,10 +79,10 @@ def usage(
 
 
 def _tell_problems(problems: tuple[str, ...]) -> None:
-    for problem in problems[:_MOST_PROBLEMS]:
+    for problem in problems[:_MAX_PROBLEMS]:
         # Directories of other users may have any name.
         click.echo(f"hopsgpu: not counted: {plain(problem, 'utf-8')}", err=True)
-    if (more := len(problems) - _MOST_PROBLEMS) > 0:
+    if (more := len(problems) - _MAX_PROBLEMS) > 0:
         click.echo(f"hopsgpu: not counted: {more} more; --json lists all of them", err=True)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hopsgpu.core.run_values import GpuSeconds
 
 # Most points of a run in its record, however long the run.
-_MOST_POINTS = 100
+_MAX_POINTS = 100
 # Far less than a table in hours shows.
 _TOLERATED_SECONDS = 1.0
 
@@ -61,7 +61,7 @@ def add_point(points: Sequence[UsePoint], seconds: GpuSeconds, waited: float, no
     if len(kept) > 1 and _is_between(kept[-2], kept[-1], new):
         kept.pop()
     kept.append(new)
-    if len(kept) > _MOST_POINTS:
+    if len(kept) > _MAX_POINTS:
         del kept[1:-1:2]
     return tuple(kept)
 

@@ -35,9 +35,9 @@ DAMAGED = "damaged"
 _LOGS = "`hopsgpu logs ID` may still work"
 _TERMINAL = frozenset(state.value for state in GangState if state.is_terminal)
 _STATES = frozenset(state.value for state in GangState)
-_MOST_GPUS = 1_000_000
-_MOST_LISTED = 4096
-_MOST_METRICS = 16_384
+_MAX_GPUS = 1_000_000
+_MAX_LISTED = 4096
+_MAX_METRICS = 16_384
 _SAMPLES = "gpu."
 _STEP = "step"
 
@@ -282,8 +282,8 @@ _CODEC = Codec(
         (DataRecord, "bytes"): _COUNT,
         (RunRecord, "attempt"): _COUNT,
         (RunRecord, "updated"): _TIME,
-        (RunRecord, "executors"): Range(0, _MOST_GPUS),
-        (RunRecord, "aside"): Range(0, _MOST_GPUS),
+        (RunRecord, "executors"): Range(0, _MAX_GPUS),
+        (RunRecord, "aside"): Range(0, _MAX_GPUS),
         (RunRecord, "logs"): _COUNT,
         (RunRecord, "metrics"): _METRIC,
     },
@@ -301,7 +301,7 @@ def encode(record: RunRecord) -> bytes:
 
     Entries of long lists are left out until the record fits; `left_out` counts them.
     """
-    most = _MOST_LISTED
+    most = _MAX_LISTED
     while True:
         content = json.dumps(fields_of(_shorten(record, most)), allow_nan=False).encode()
         if len(content) <= LARGEST_RECORD or most == 1:
@@ -316,7 +316,7 @@ def _shorten(record: RunRecord, most: int) -> RunRecord:
     of worlds the last. Samples of GPUs are kept before metrics of the user's own.
     """
     ranks = record.metrics[:most]
-    names = min(most, max(_MOST_METRICS // max(len(ranks), 1), 1))
+    names = min(most, max(_MAX_METRICS // max(len(ranks), 1), 1))
     short: dict[str, Any] = {
         "ranks": record.ranks[:most],
         "metrics": tuple(_first_metrics(values, names) for values in ranks),
@@ -409,8 +409,8 @@ def _check(record: RunRecord) -> None:
     times = [point.time for point in record.use]
     if not times or times != sorted(times):
         raise MisfitError("use", times, "points in the order of their times, at least one")
-    if record.gpus > _MOST_GPUS:
-        raise MisfitError("executors", record.executors, f"at most {_MOST_GPUS} GPUs in all")
+    if record.gpus > _MAX_GPUS:
+        raise MisfitError("executors", record.executors, f"at most {_MAX_GPUS} GPUs in all")
     score = record.score
     if score is not None:
         without = sum(part.rows for part in score.failed_parts)

@@ -145,13 +145,13 @@ class GpuSeconds:
             f"{field.name} {getattr(self, field.name):.1f}"
             for field in fields(self)
             # Kinds that few runs have are left out if they are 0.
-            if field.name in _ALWAYS or getattr(self, field.name) >= _LEAST_SHOWN
+            if field.name in _ALWAYS or getattr(self, field.name) >= _MIN_SHOWN
         )
         return f"GpuSeconds({', '.join(parts)})"
 
 
 _ALWAYS = ("held", "training", "publishing", "idle")
-_LEAST_SHOWN = 0.05
+_MIN_SHOWN = 0.05
 
 
 @dataclass(frozen=True)

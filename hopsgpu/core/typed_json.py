@@ -22,8 +22,8 @@ T = TypeVar("T")
 Decoder = Callable[[Any], Any]
 
 _LONGEST_FOUND = 99
-_MOST_DIGITS = 400
-_MOST_LEVELS = 8
+_MAX_DIGITS = 400
+_MAX_LEVELS = 8
 _NON_FINITE = ("NaN", "Infinity", "-Infinity")
 _WORDS = {str: "a string", int: "an integer", float: "a number", bool: "true or false"}
 # Metadata of a field that JSON lacks while the field has its default.
@@ -279,11 +279,11 @@ def _scalar_decoder(kind: Any, numbers: Range) -> Decoder:
     return decode
 
 
-def _check_depth(value: Any, levels: int = _MOST_LEVELS) -> Any:
+def _check_depth(value: Any, levels: int = _MAX_LEVELS) -> Any:
     """Return JSON of any form that recursive functions can walk."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if not levels:
-        raise MisfitError("", value, f"at most {_MOST_LEVELS} levels of lists and objects")
+        raise MisfitError("", value, f"at most {_MAX_LEVELS} levels of lists and objects")
     for content in inner:
         _check_depth(content, levels - 1)
     return value
@@ -315,6 +315,6 @@ def _parse_float(text: str) -> float:
 
 
 def _parse_int(text: str) -> int:
-    if len(text) > _MOST_DIGITS or not math.isfinite(float(text)):
+    if len(text) > _MAX_DIGITS or not math.isfinite(float(text)):
         raise ValueError(f"{text:.99} is not a finite number")
     return int(text)

@@ -16,12 +16,12 @@ from hopsgpu.display.picture import how_ended
 from hopsgpu.display.run_facts import RUN, RunView
 from hopsgpu.display.subjects import result_view, status_view
 
-_MOST_METRICS = 8
-_MOST_WARNINGS = 20
+_MAX_METRICS = 8
+_MAX_WARNINGS = 20
 # "ended" comes first: a narrow page cuts off the last columns.
 _REPORTED = ("ended", "host", "GPU use", "host memory", "GPUs")
 _GIB = 2**30
-_MOST_BARS = 200
+_MAX_BARS = 200
 _WIDTH, _HEIGHT = 400, 64
 
 
@@ -43,7 +43,7 @@ def result_lines(kind: str, result: RunOutcome | SearchOutcome | ScoreOutcome) -
     view = result_view(result)
     yield html.title(kind, view.run_id)
     yield _facts(view, {})
-    for warning in view.warnings[:_MOST_WARNINGS]:
+    for warning in view.warnings[:_MAX_WARNINGS]:
         # Only the sign is coloured: no colour of text is legible on light and dark backgrounds.
         sign = html.element("span", "⚠ ", style="color:#d97706")
         yield html.element("div", sign, warning)
@@ -86,8 +86,8 @@ def _report(report: RankReport | None) -> list[object]:
 
 def _metrics(reported: Mapping[str, float]) -> str:
     texts = [f"{n} {v:.4g}" for n, v in reported.items() if not n.startswith("gpu.")]
-    more = " …" if len(texts) > _MOST_METRICS else ""
-    return ", ".join(texts[:_MOST_METRICS]) + more
+    more = " …" if len(texts) > _MAX_METRICS else ""
+    return ", ".join(texts[:_MAX_METRICS]) + more
 
 
 def worlds(reports: Sequence[WorldReport], passed: Timeline) -> Iterable[Html]:
@@ -112,6 +112,6 @@ def world_bars(reports: Sequence[WorldReport], passed: Timeline, elapsed: float 
         (world.began - zero, (last if world.ended is None else world.ended) - zero, world.ranks)
         for world in reports
     ]
-    words = ", ".join(f"{world.ranks}" for world in reports[-_MOST_BARS:])
-    drawn = worlds_image(bars[-_MOST_BARS:], last - zero, _WIDTH, _HEIGHT)
+    words = ", ".join(f"{world.ranks}" for world in reports[-_MAX_BARS:])
+    drawn = worlds_image(bars[-_MAX_BARS:], last - zero, _WIDTH, _HEIGHT)
     return html.image(drawn, _WIDTH, _HEIGHT, f"ranks of the worlds: {words}")

@@ -14,7 +14,7 @@ from typing import Protocol
 from hopsgpu.display.screens import is_in_kernel, is_proxy
 
 PATIENCE_SECONDS = 2.0
-_MOST_LEFT = 2**24
+_MAX_LEFT = 2**24
 # A pipe that has any room accepts this many bytes at once.
 _PIECE = 4096
 
@@ -38,7 +38,7 @@ class NonblockingWriter:
         most: number of characters to keep.
     """
 
-    def __init__(self, patience: float = PATIENCE_SECONDS, most: int = _MOST_LEFT) -> None:
+    def __init__(self, patience: float = PATIENCE_SECONDS, most: int = _MAX_LEFT) -> None:
         self._patience = patience
         self._most = most
         self._changed = threading.Condition()

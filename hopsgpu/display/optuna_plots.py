@@ -30,7 +30,7 @@ PLOTS = {
 _SECONDS = 120.0
 _LEAST = 2
 # More lines are illegible, and take hundreds of megabytes.
-_MOST_LINES = 1000
+_MAX_LINES = 1000
 _INSTALL = "pip install optuna matplotlib scikit-learn"
 
 
@@ -53,8 +53,8 @@ def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[O
     if complete < _LEAST:
         return _none(f"{complete} of the trials are complete; a plot needs at least {_LEAST}")
     titles = dict(PLOTS)
-    if complete > _MOST_LINES:
-        titles[_LINES_OF_TRIALS] += f" of the {_MOST_LINES:,} best trials"
+    if complete > _MAX_LINES:
+        titles[_LINES_OF_TRIALS] += f" of the {_MAX_LINES:,} best trials"
     try:
         pickled = pickle.dumps((result.direction, result.metric, result.study.get_trials(False)))
         plots = _draw_in_process(pickled, seconds)
@@ -136,7 +136,7 @@ def _best(trials: list[optuna.trial.FrozenTrial], direction: str) -> list[optuna
 
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
     complete.sort(key=lambda trial: trial.value, reverse=direction == "maximize")
-    return complete[:_MOST_LINES]
+    return complete[:_MAX_LINES]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from hopsgpu.units import count_of
 
 _GIB = 2**30
 _UUID = 12
-_MOST_WORLDS = 8
+_MAX_WORLDS = 8
 _REPEAT_SECONDS = 10.0
 _MIN_REASON_SECONDS = 1.0
 
@@ -103,7 +103,7 @@ def seconds(elapsed: float) -> str:
 
 
 def world_lines(
-    worlds: Sequence[WorldReport], requested: float | None, most: int = _MOST_WORLDS
+    worlds: Sequence[WorldReport], requested: float | None, most: int = _MAX_WORLDS
 ) -> list[str]:
     """Return a line about each world of an elastic gang; of many worlds, only about the last.
 

@@ -17,7 +17,7 @@ from hopsgpu.display.search_phrases import SearchFormatter
 from hopsgpu.units import count_of
 
 _REPEAT_SECONDS = 10.0
-_MOST_METRICS = 6
+_MAX_METRICS = 6
 # States with many changes that nobody needs to see at once.
 _SELDOM = ("preparing", "starting", "running")
 
@@ -126,7 +126,7 @@ def _worlds(status: RunStatus) -> list[str]:
 def _last_report(status: RunStatus) -> str:
     reported = status.metrics[0] if status.metrics else {}
     shown = [f"{n} {v:g}" for n, v in reported.items() if not n.startswith("gpu.")]
-    return f": {', '.join(shown[:_MOST_METRICS])}" if shown else ""
+    return f": {', '.join(shown[:_MAX_METRICS])}" if shown else ""
 
 
 def progress_of(progress: object) -> Shielded:

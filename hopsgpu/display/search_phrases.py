@@ -23,8 +23,8 @@ from hopsgpu.units import count_of
 _LONGEST = 80
 _LONGEST_VALUE = 24
 _LONGEST_ERROR = 200
-_MOST_PARAMS = 12
-_MOST_GPUS = 2
+_MAX_PARAMS = 12
+_MAX_GPUS = 2
 _TRACEBACK = "Traceback (most recent call last)"
 _LOG = "whole log: "
 WHOLE_LOGS = "whole logs: `log` of each of the result's trials"
@@ -40,14 +40,14 @@ def number(value: object) -> str:
 
 def shorten_params(params: Mapping[str, Any], longest: int = _LONGEST) -> str:
     """Return the first parameters with their values."""
-    some = itertools.islice(params.items(), _MOST_PARAMS)
+    some = itertools.islice(params.items(), _MAX_PARAMS)
     text = ", ".join(f"{plain_line(str(name), _LONGEST_VALUE)}={number(v)}" for name, v in some)
-    return plain_line(text if len(params) <= _MOST_PARAMS else f"{text}, …", longest)
+    return plain_line(text if len(params) <= _MAX_PARAMS else f"{text}, …", longest)
 
 
 def gpus(uuids: str) -> str:
     listed = uuids.split(",") if uuids else []
-    if len(listed) > _MOST_GPUS:
+    if len(listed) > _MAX_GPUS:
         return f"{len(listed)} GPUs"
     return ", ".join(map(uuid, listed))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _VALUES_WIDTH = 32
 # The running trials have at most 1/3 of the lines.
 _SHARE = 3
-_MOST_ENDED = 4
+_MAX_ENDED = 4
 _STYLES = {"failed": "red", "pruned": "dim"}
 
 
@@ -36,7 +36,7 @@ def lines_of(picture: SearchPicture, width: int, height: int, encoding: str) -> 
     lines += [shown(text) for text in _plots(picture, levels, width)]
     most = max(height // _SHARE, 1)
     lines += [shown(text) for text in _running(picture, most)]
-    for trial in picture.ended[: min(most, _MOST_ENDED)]:
+    for trial in picture.ended[: min(most, _MAX_ENDED)]:
         lines.append(shown(f"  {say.end_of(trial, status.best)}", _STYLES.get(trial.state, "")))
     lines += tail(picture.recent, height - len(lines), say.WHOLE_LOGS, shown)
     return lines[: max(height, 1)]

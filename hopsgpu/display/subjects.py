@@ -11,7 +11,7 @@ from hopsgpu.core.trials import FAILED, SearchOutcome, SearchStatus
 from hopsgpu.display import phrases, search_phrases
 from hopsgpu.display.run_facts import RunSubject, RunView, ScoreSubject, SearchSubject, view_of
 
-_MOST_FAILED = 3
+_MAX_FAILED = 3
 
 
 def status_view(status: RunStatus | SearchStatus | ScoreStatus, elapsed: float) -> RunView:
@@ -60,7 +60,7 @@ def result_view(result: RunOutcome | SearchOutcome | ScoreOutcome) -> RunView:
     )
     if isinstance(result, SearchOutcome):
         search = SearchSubject(len(result.trials), result.states, result.best, result.metric)
-        failed = [trial for trial in result.trials if trial.state == FAILED][:_MOST_FAILED]
+        failed = [trial for trial in result.trials if trial.state == FAILED][:_MAX_FAILED]
         reasons = (f"trial {trial.number} failed: {search_phrases.why(trial)}" for trial in failed)
         return view_of(replace(subject, search=search, warnings=(*result.warnings, *reasons)))
     if isinstance(result, ScoreOutcome):

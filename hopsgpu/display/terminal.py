@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _PLOT_WIDTH = 40
-_LEAST_PLOT_WIDTH = 12
+_MIN_PLOT_WIDTH = 12
 _NAME_WIDTH = 24
 _VALUES_WIDTH = 26
 _INDENT = "  "
 _TRACE_WIDTH = 12
 _STEP_WIDTH = 10
-_MOST_LINES = 12
+_MAX_LINES = 12
 _EXIT_SECONDS = 1.0
 _STYLES = dict.fromkeys(("succeeded", "held", "released"), "green")
 _STYLES |= {"failed": "red", "cancelled": "red"}
 # Number of lines of the ranks' output that stay visible below a table of many ranks.
-_LEAST_LINES = 4
+_MIN_LINES = 4
 
 
 P_contra = TypeVar("P_contra", contravariant=True)
@@ -125,7 +125,7 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
     more = worlds if picture.has_ended else worlds[:-1]
     lines = head(status_view(picture.status, picture.elapsed), more, shown, width)
     lines += [shown(text) for text in _plots(picture, levels, width)]
-    room = height - len(lines) - min(picture.recent.total, _LEAST_LINES)
+    room = height - len(lines) - min(picture.recent.total, _MIN_LINES)
     lines += [shown(text) for text in _ranks(picture, levels, room)]
     logs = phrases.whole_log(picture.status.run_id)
     lines += tail(picture.recent, height - len(lines), logs, shown)
@@ -205,7 +205,7 @@ def head(view: RunView, more: Sequence[str], shown: LineStyle, width: int) -> li
 
 def tail(recent: LogTail, room: int, where: str, shown: LineStyle) -> Sequence[Text]:
     """Return the last lines of the ranks and where the whole logs are, in at most `room` lines."""
-    room_left = max(min(room - 1, _MOST_LINES), 0)
+    room_left = max(min(room - 1, _MAX_LINES), 0)
     # Not `[-left:]`, because `[-0:]` is the whole list.
     last = recent.lines[len(recent.lines) - room_left :][:room_left]
     lines = [shown(f"  {line}", "dim") for line in last]
@@ -231,7 +231,7 @@ def _plots(picture: Picture, levels: str, width: int) -> Iterable[str]:
 
 def plot_width(width: int, names: Sequence[str], values: int) -> int:
     beside = len(_INDENT) + 4 + max(map(len, names)) + values
-    return min(max(width - beside, _LEAST_PLOT_WIDTH), _PLOT_WIDTH)
+    return min(max(width - beside, _MIN_PLOT_WIDTH), _PLOT_WIDTH)
 
 
 def _ranks(picture: Picture, levels: str, room: int) -> Iterable[str]:

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from hopsgpu.display.nonblocking import wait_for_room
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class Tty:
@@ -54,7 +54,7 @@ class Tty:
         while content and (written_count := self._write_some(content)) is not None:
             content = content[written_count:]
             # If the descriptor was closed meanwhile, the next write notices.
-            has_room = not content or wait_for_room(self._descriptor, _LOOK_SECONDS)
+            has_room = not content or wait_for_room(self._descriptor, _POLL_SECONDS)
             if not has_room and time.monotonic() >= self._until:
                 break
         return len(text)

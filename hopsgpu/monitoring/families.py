@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 
 # Bounds of the series of runs, of their GPUs, of users and of queues.
-_MOST_RUNS = 2000
-_MOST_READINGS = 16_384
-_MOST_USERS = 200
-_MOST_QUEUES = 200
+_MAX_RUNS = 2000
+_MAX_READINGS = 16_384
+_MAX_USERS = 200
+_MAX_QUEUES = 200
 
 Labels = tuple[str, ...]
 Values = Mapping[Labels, float]
@@ -330,7 +330,7 @@ def _of_node(
 
 def _of_users(gpus: ClusterGpus) -> Values:
     # Those with the most GPUs come first.
-    users = _frequent((clean(user.user) for user in gpus.users), _MOST_USERS)
+    users = _frequent((clean(user.user) for user in gpus.users), _MAX_USERS)
     return _add_up(
         ((users(clean(user.user)), clean(user.queue)), float(user.gpus)) for user in gpus.users
     )
@@ -353,8 +353,8 @@ def _of_queue(waiting: Sequence[WaitingGang], paths: Sequence[str]) -> Iterator[
 def _of_runs(look: Look) -> Iterator[Metric]:
     assert look.runs is not None, "the caller checked it"
     view, now = look.runs, look.time
-    shown = view.live[:_MOST_RUNS]
-    queues = _frequent((clean(run.queue) for run in view.live), _MOST_QUEUES)
+    shown = view.live[:_MAX_RUNS]
+    queues = _frequent((clean(run.queue) for run in view.live), _MAX_QUEUES)
     yield _family(RUNS, _add_up(((queues(clean(run.queue)), run.state), 1.0) for run in view.live))
     yield _family(
         RUN_WAITING,
@@ -413,7 +413,7 @@ def _of_readings(runs: Sequence[LiveRun]) -> Iterator[Metric]:
         if run.state != "lost"
         for reading in run.digest.readings
     )
-    readings = list(itertools.islice(every, _MOST_READINGS))
+    readings = list(itertools.islice(every, _MAX_READINGS))
     for info, name in (
         (GPU_UTILISATION, "utilisation"),
         (GPU_MEMORY_USED, "memory_used"),

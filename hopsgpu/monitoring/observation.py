@@ -33,8 +33,8 @@ LOOK_SECONDS = 8.0
 # Often enough to renew the ticket of a keytab in time.
 _SIGN_IN_SECONDS = 1800.0
 # Users may write any numbers into tickets; no gang has larger ones.
-_MOST_GPUS = 1_000_000
-_MOST_SECONDS = 1e8
+_MAX_GPUS = 1_000_000
+_MAX_SECONDS = 1e8
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def waiting_gang(ticket: Ticket, now: int) -> WaitingGang | None:
         now: milliseconds since the epoch by the NameNode's clock.
     """
     seconds = max(now - ticket.filed, 0) / 1000
-    if ticket.executors * ticket.gpus > _MOST_GPUS or seconds > _MOST_SECONDS:
+    if ticket.executors * ticket.gpus > _MAX_GPUS or seconds > _MAX_SECONDS:
         return None
     return WaitingGang(ticket, seconds)
 

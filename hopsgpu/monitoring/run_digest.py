@@ -13,11 +13,11 @@ from hopsgpu.core.gpu_use import GpuUse
 from hopsgpu.core.run_record import LOST_SECONDS, RunRecord, ScoreRecord
 
 # No run has a longer phase; a forged one would spoil the sums of a histogram.
-_MOST_SECONDS = 1e8
-_MOST_RANKS = 4096
-_MOST_GPUS_OF_RANK = 16
+_MAX_SECONDS = 1e8
+_MAX_RANKS = 4096
+_MAX_GPUS_OF_RANK = 16
 # Users may write any numbers into records; no GPU has larger readings.
-_MOST_OF_READING = {
+_MAX_OF_READING = {
     "utilisation": 1.0,
     "memory_used": float(2**50),
     "memory_total": float(2**50),
@@ -109,7 +109,7 @@ class RunDigest:
 def digest_of(record: RunRecord) -> RunDigest:
     use = use_of(record, record.updated)
     last, timeline = use.points[-1], record.timeline
-    phases = {name: s for name, s in timeline.phases() if s <= _MOST_SECONDS}
+    phases = {name: s for name, s in timeline.phases() if s <= _MAX_SECONDS}
     is_training = record.state == GangState.RUNNING.value and record.kind == "gang"
     waits_since = max(
         (at for name in _BEFORE_WAITING if (at := getattr(timeline, name)) is not None),
@@ -144,14 +144,14 @@ def _progress_of(score: ScoreRecord) -> ScoreProgress:
 
 
 def _readings(record: RunRecord) -> Iterator[GpuReading]:
-    for rank in record.ranks[:_MOST_RANKS]:
+    for rank in record.ranks[:_MAX_RANKS]:
         if rank.has_ended or rank.rank >= len(record.metrics):
             continue
         values = record.metrics[rank.rank]
-        for index, gpu in enumerate(rank.gpus[:_MOST_GPUS_OF_RANK]):
+        for index, gpu in enumerate(rank.gpus[:_MAX_GPUS_OF_RANK]):
             readings = {
                 name: value
-                for name, most in _MOST_OF_READING.items()
+                for name, most in _MAX_OF_READING.items()
                 if 0 <= (value := values.get(f"gpu.{index}.{name}", -1.0)) <= most
             }
             if readings:

@@ -20,8 +20,8 @@ from hopsgpu.monitoring.labels import OTHER, BoundedNames, clean
 from hopsgpu.monitoring.run_digest import RunDigest
 
 # Largest numbers of pairs (user, queue), and of queues.
-_MOST_PAIRS = 1000
-_MOST_QUEUES = 200
+_MAX_PAIRS = 1000
+_MAX_QUEUES = 200
 
 WAITING_BOUNDS = (1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 14400.0,
                   43200.0, 86400.0)  # fmt: skip
@@ -109,7 +109,7 @@ class RunTotals:
 
     def __init__(self) -> None:
         self._pairs: set[tuple[str, str]] = set()
-        self._queues = BoundedNames(_MOST_QUEUES)
+        self._queues = BoundedNames(_MAX_QUEUES)
         self._counted: dict[Hashable, _Counted] = {}
         self._gpu_seconds: dict[Labels, float] = defaultdict(float)
         self._waited: dict[Labels, float] = defaultdict(float)
@@ -169,7 +169,7 @@ class RunTotals:
         A counter that begins with another value than 0 would hide its first increase.
         """
         labels = clean(user), self._queues.name(queue)
-        if labels not in self._pairs and len(self._pairs) >= _MOST_PAIRS:
+        if labels not in self._pairs and len(self._pairs) >= _MAX_PAIRS:
             labels = OTHER, OTHER
         self._pairs.add(labels)
         self._waited[labels] += 0.0

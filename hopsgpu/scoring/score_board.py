@@ -13,7 +13,7 @@ from hopsgpu.executors.item_placement import PlacementTerms
 
 # The time over which the rate is averaged, and after which there is one.
 _RATE_SECONDS = 30.0
-_LEAST_SECONDS = 2.0
+_MIN_SECONDS = 2.0
 
 
 class ScoreBoard(ExecutorsBoard):
@@ -123,6 +123,6 @@ class ScoreBoard(ExecutorsBoard):
         while len(self._past) > 2 and self._past[1][0] <= now - _RATE_SECONDS:
             self._past.popleft()
         since, before = self._past[0]
-        if now - since < _LEAST_SECONDS or scored <= before:
+        if now - since < _MIN_SECONDS or scored <= before:
             return None
         return (scored - before) / (now - since)

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 log = logging.getLogger(__name__)
 
 _READING = ("GET", "HEAD")
-_MOST_FIELDS = 20
+_MAX_FIELDS = 20
 _SECRET_BYTES = 32
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _POLICY = (
@@ -192,7 +192,7 @@ class Guard:
 def field_of(form: bytes, name: str) -> str:
     """Return a field of a form or of a query, or "" if it is not there."""
     try:
-        fields = parse_qs(form.decode("latin-1"), max_num_fields=_MOST_FIELDS)
+        fields = parse_qs(form.decode("latin-1"), max_num_fields=_MAX_FIELDS)
     except ValueError:
         return ""
     return fields.get(name, [""])[0]

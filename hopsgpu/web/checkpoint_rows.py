@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hopsgpu.artifacts.checkpoints import CheckpointShard, complete_shards, metric_shard
 from hopsgpu.artifacts.saving_ranks import SavingRank
 
-_MOST_STEPS = 100
+_MAX_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def checkpoint_rows(
     """
     complete = complete_shards(shards, announced)
     rows = []
-    for step in sorted(shards, reverse=True)[:_MOST_STEPS]:
+    for step in sorted(shards, reverse=True)[:_MAX_STEPS]:
         saved = complete.get(step) or shards[step]
         metric = metric_shard(saved).metric if saved else None
         rows.append(CheckpointRow(step, step in complete, len({p.rank for p in saved}), metric))

@@ -14,9 +14,9 @@ from hopsgpu.core.trials import COMPLETE, TrialReport, finite_value
 from hopsgpu.display.search_phrases import number
 
 # More lines are illegible.
-MOST_LINES = 400
-_MOST_AXES = 10
-_MOST_LABELS = 8
+MAX_LINES = 400
+_MAX_AXES = 10
+_MAX_LABELS = 8
 # Ratio of the largest and the smallest value from which an axis is logarithmic.
 _LOG_RATIO = 50.0
 RANKS = 5
@@ -78,11 +78,11 @@ def coordinates(trials: Sequence[TrialReport], metric: str, *, is_minimized: boo
     valued = [(trial, finite_value(trial)) for trial in trials if trial.state == COMPLETE]
     complete = [(trial, value) for trial, value in valued if value is not None]
     complete.sort(key=lambda pair: sign * pair[1])
-    shown = complete[:MOST_LINES]
+    shown = complete[:MAX_LINES]
     # Trials may have different parameters: a space may be a function.
     names = list(dict.fromkeys(name for trial, _ in shown for name in trial.params))
     columns = [_column(name, [trial.params.get(name) for trial, _ in shown]) for name in names]
-    kept = columns[:_MOST_AXES]
+    kept = columns[:_MAX_AXES]
     kept.append(_column(metric, [value for _, value in shown]))
     lines = [
         TrialLine(
@@ -103,7 +103,7 @@ def coordinates(trials: Sequence[TrialReport], metric: str, *, is_minimized: boo
 
 def _words(metric: str, value: float, params: Mapping[str, Any]) -> str:
     pairs = [f"{metric} {number(value)}", *(f"{n} {number(v)}" for n, v in params.items())]
-    return ", ".join(pairs[: _MOST_AXES + 1])
+    return ", ".join(pairs[: _MAX_AXES + 1])
 
 
 def _column(name: str, values: Sequence[Any]) -> tuple[Axis, Sequence[float | None]]:
@@ -114,7 +114,7 @@ def _column(name: str, values: Sequence[Any]) -> tuple[Axis, Sequence[float | No
     texts = [None if value is None else number(value) for value in values]
     kinds = sorted({text for text in texts if text is not None})
     at = {text: 0.5 if len(kinds) == 1 else n / (len(kinds) - 1) for n, text in enumerate(kinds)}
-    step = -(-len(kinds) // _MOST_LABELS)
+    step = -(-len(kinds) // _MAX_LABELS)
     labels = tuple((at[text], text) for text in kinds[::step])
     return Axis(name, labels), [None if text is None else at[text] for text in texts]
 

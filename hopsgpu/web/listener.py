@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 _EXTRA = "`hopsgpu web` needs its packages: pip install 'hopsgpu[web]'"
 # Requests in progress at Ctrl-C may take this long.
 _LAST_SECONDS = 2
-_MOST_CONNECTIONS = 256
-_MOST_HEADER_BYTES = 16 * 1024
+_MAX_CONNECTIONS = 256
+_MAX_HEADER_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ def serve(sources: Sources, options: ServerOptions, on_ready: Callable[[str], No
             server_header=False,
             # The address of a client is not used, so no proxy's header is trusted.
             proxy_headers=False,
-            limit_concurrency=_MOST_CONNECTIONS,
-            h11_max_incomplete_event_size=_MOST_HEADER_BYTES,
+            limit_concurrency=_MAX_CONNECTIONS,
+            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             timeout_graceful_shutdown=_LAST_SECONDS,
             ssl_certfile=options.certfile,
             ssl_keyfile=options.keyfile,

@@ -8,7 +8,7 @@ from hopsgpu.core.html import plain_line
 from hopsgpu.storage.lake import LakePath
 
 # Bytes of a log file on a page, about a thousand lines.
-MOST_BYTES = 128 * 1024
+MAX_BYTES = 128 * 1024
 _LONGEST_LINE = 2000
 
 
@@ -31,7 +31,7 @@ class LogPart:
     @property
     def earlier(self) -> int | None:
         """Return where the part before this one begins; None if this is the first."""
-        return None if self.begin == 0 else max(self.begin - MOST_BYTES, 0)
+        return None if self.begin == 0 else max(self.begin - MAX_BYTES, 0)
 
 
 def read_part(file: LakePath, size: int, begin: int | None, *, can_grow: bool) -> LogPart:
@@ -44,12 +44,12 @@ def read_part(file: LakePath, size: int, begin: int | None, *, can_grow: bool) -
     Raises:
         StoreError: the lake refused.
     """
-    at = max(size - MOST_BYTES, 0) if begin is None else min(max(begin, 0), size)
+    at = max(size - MAX_BYTES, 0) if begin is None else min(max(begin, 0), size)
     if at >= size:
         return LogPart("", size, size, size)
     with file.open() as source:
         source.seek(at)
-        content = source.read(min(MOST_BYTES, size - at))
+        content = source.read(min(MAX_BYTES, size - at))
     if begin is None and at:
         # Begin with the next whole line.
         first = content.find(b"\n") + 1
@@ -58,7 +58,7 @@ def read_part(file: LakePath, size: int, begin: int | None, *, can_grow: bool) -
     if end < size or can_grow:
         # The next part begins after the last whole line.
         complete = content.rfind(b"\n") + 1
-        if complete or len(content) < MOST_BYTES:
+        if complete or len(content) < MAX_BYTES:
             end, content = at + complete, content[:complete]
     return LogPart(_readable(content), at, end, size)
 

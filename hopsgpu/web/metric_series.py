@@ -20,7 +20,7 @@ from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
-_MOST_METRICS = 24
+_MAX_METRICS = 24
 # Bytes of all files of a run that one poll reads; the next polls read the rest.
 _LOOK_BYTES = 16 * 2**20
 _CHUNK = 2**20
@@ -95,8 +95,8 @@ class _RankFile:
         for name, value in content["metrics"].items():
             if len(name) > MAX_NAME_LENGTH:
                 raise ValueError(f"a name of {len(name)} characters")
-            if name not in self.traces and len(self.traces) >= _MOST_METRICS:
-                if len(self.left_out) < _MOST_METRICS:
+            if name not in self.traces and len(self.traces) >= _MAX_METRICS:
+                if len(self.left_out) < _MAX_METRICS:
                     self.left_out.add(name)
                 continue
             self.traces.setdefault(name, Trace()).add(step, float(value))
@@ -164,7 +164,7 @@ class MetricFiles:
     def _plots(self, unread: int) -> MetricPlots:
         files = [self._files[rank] for rank in sorted(self._files)]
         names = dict.fromkeys(name for file in files for name in file.traces)
-        shown = list(names)[:_MOST_METRICS]
+        shown = list(names)[:_MAX_METRICS]
         left_out = {name for file in files for name in file.left_out}.union(names) - set(shown)
         return MetricPlots(
             metrics={name: tuple(_series(files, name)) for name in shown},

@@ -41,10 +41,10 @@ log = logging.getLogger(__name__)
 
 # A driver writes its record every ten seconds; clocks may be apart.
 _ACTIVE_SECONDS = 3600.0
-_MOST_ENDED = 2000
-_MOST_WATCHED = 16
-_MOST_MODELS = 500
-_MOST_VERSIONS = 200
+_MAX_ENDED = 2000
+_MAX_WATCHED = 16
+_MAX_MODELS = 500
+_MAX_VERSIONS = 200
 _CHECKPOINTS = "checkpoints"
 _MODELS = "models"
 
@@ -246,7 +246,7 @@ class Sources:
         if run.record is not None and run.record.has_ended and row.kind == "gang":
             with self._lock:
                 self._ended[key] = row
-                while len(self._ended) > _MOST_ENDED:
+                while len(self._ended) > _MAX_ENDED:
                     self._ended.popitem(last=False)
         return row
 
@@ -267,7 +267,7 @@ class Sources:
         with self._lock:
             files = self._watched.pop(key, None) or MetricFiles(root.store.directory(run_id))
             self._watched[key] = files
-            while len(self._watched) > _MOST_WATCHED:
+            while len(self._watched) > _MAX_WATCHED:
                 self._watched.popitem(last=False)
         return files.look()
 
@@ -303,7 +303,7 @@ class Sources:
         store = _models(root)
         names = store.list()
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-            entries = list(pool.map(lambda name: model_entry(store, name), names[:_MOST_MODELS]))
+            entries = list(pool.map(lambda name: model_entry(store, name), names[:_MAX_MODELS]))
         return ModelList(tuple(entries), len(names) - len(entries))
 
     def versions(self, root: Root, name: str) -> VersionList:
@@ -319,7 +319,7 @@ class Sources:
             store.get(name)  # raises an error that lists the models
         tags, problem = tags_of(store, name)
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-            shown = published[:_MOST_VERSIONS]
+            shown = published[:_MAX_VERSIONS]
             entries = list(pool.map(lambda version: version_entry(version, tags), shown))
         return VersionList(tuple(entries), problem, len(published) - len(entries))
 

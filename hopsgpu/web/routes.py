@@ -55,13 +55,13 @@ _ACTIVE_SECONDS = 10.0
 _LIST_SECONDS = 5.0
 _SLOW_SECONDS = 30.0
 _PATIENT_SECONDS = 6.0
-_MOST_RUNS = 50
+_MAX_RUNS = 50
 _ALL = "all"
 _PERIODS = ("24h", "7d", "30d", "90d", "365d", _ALL)
 _PERIOD = "30d"
-_MOST_BODY = 4096
+_MAX_BODY = 4096
 # Ranks, trials and failed parts that have rows on a page.
-_MOST_ENTRIES = 200
+_MAX_ENTRIES = 200
 # Facts that a run's page shows outside its details.
 _OUTSIDE_DETAILS = ("run", "state", "took", "model", "waits for")
 # Kinds of problems that loading the page again does not solve.
@@ -149,7 +149,7 @@ class Pages:
         roots = await self._roots()
         chosen = request.query_params.get("of", "")
         wanted, key = self._choose(roots, chosen)
-        most = min(max(_number(request, "most") or _MOST_RUNS, 1), 1000)
+        most = min(max(_number(request, "most") or _MAX_RUNS, 1), 1000)
         listed = await self._lake.get(
             ("runs", key, most), lambda: self._sources.runs(wanted, most), fresh=_LIST_SECONDS
         )
@@ -200,7 +200,7 @@ class Pages:
             form=self._secrets.form,
             curve=_curve_image(view),
             coordinates=_coordinates(record.value.search),
-            most=_MOST_ENTRIES,
+            most=_MAX_ENTRIES,
             in_details=[fact for fact in view.about if fact.name not in _OUTSIDE_DETAILS],
             world_headers=phrases.WORLD_HEADERS,
             worlds=[phrases.world_cells(w, view.summary.requested) for w in view.worlds],
@@ -520,7 +520,7 @@ async def _body(request: Request) -> bytes | None:
     content = b""
     async for chunk in request.stream():
         content += chunk
-        if len(content) > _MOST_BODY:
+        if len(content) > _MAX_BODY:
             return None
     return content
 

@@ -19,8 +19,8 @@ T = TypeVar("T")
 _FRESH_SECONDS = 2.0
 # If a read fails, a value of at most this age is shown instead.
 _SHOWN_SECONDS = 600.0
-_MOST_KEPT = 64
-_LEAST_SECONDS = 0.05
+_MAX_KEPT = 64
+_MIN_SECONDS = 0.05
 
 
 class SharedReads:
@@ -74,7 +74,7 @@ class SharedReads:
             task = asyncio.get_running_loop().create_task(self._read(key, read))
             self._under_way[key] = (task, began)
         # If a source does not answer, only the first page waits.
-        seconds_left = max(self._patience - (self._clock() - began), _LEAST_SECONDS)
+        seconds_left = max(self._patience - (self._clock() - began), _MIN_SECONDS)
         try:
             answer = await asyncio.wait_for(asyncio.shield(task), seconds_left)
         except TimeoutError:
@@ -107,6 +107,6 @@ class SharedReads:
             return answer
         self._kept[key] = (answer.value, self._clock())
         self._kept.move_to_end(key)
-        while len(self._kept) > _MOST_KEPT:
+        while len(self._kept) > _MAX_KEPT:
             self._kept.popitem(last=False)
         return answer

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from hopsgpu.core.usage_report import DAY, NAMES, Usage, UsageRow, numbers_of
 
-_MOST_DAYS = 120
-_MOST_ROWS = 200
+_MAX_DAYS = 120
+_MAX_ROWS = 200
 KINDS = ("training", "publishing", "idle")
 
 
@@ -57,7 +57,7 @@ def usage_view(usage: Usage, days: Usage, problems: Sequence[str] = ()) -> Usage
     """
     names = NAMES[usage.by]
     bars = _bars(days.rows)
-    drawn = bars[-_MOST_DAYS:]
+    drawn = bars[-_MAX_DAYS:]
     shown = usage.rows if usage.by != DAY else usage.rows[::-1]
     return UsageView(
         period=usage.period,
@@ -65,10 +65,10 @@ def usage_view(usage: Usage, days: Usage, problems: Sequence[str] = ()) -> Usage
         names=names,
         rows=tuple(
             (tuple(str(getattr(row, name) or "-") for name in names), _numbers(row))
-            for row in shown[:_MOST_ROWS]
+            for row in shown[:_MAX_ROWS]
         ),
         total=_numbers(usage.total),
-        left_out=max(len(shown) - _MOST_ROWS, 0),
+        left_out=max(len(shown) - _MAX_ROWS, 0),
         days=tuple(drawn),
         days_left_out=len(bars) - len(drawn),
         most=max((sum(bar.parts) for bar in drawn), default=0.0),

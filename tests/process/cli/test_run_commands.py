@@ -212,7 +212,7 @@ def test_errors_have_no_traceback(root: Path, words: tuple[str, ...], said: str)
 def test_a_run_is_cancelled(
     root: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
 ) -> None:
-    monkeypatch.setattr(runs_module, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(runs_module, "_POLL_SECONDS", 0.02)
     directory = put_run(root, NEW, "running")
 
     def drive() -> None:
@@ -232,7 +232,7 @@ def test_a_run_is_cancelled(
 
 
 def test_a_run_that_does_not_end_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs_module, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(runs_module, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(runs_module, "_CANCEL_SECONDS", 0.05)
     directory = put_run(root, NEW, "running")
     assert "has not ended within 0.05 s; it is running" in told(call("runs", "cancel", NEW))

@@ -10,8 +10,8 @@ import pytest
 
 from hopsgpu.display.run_view import failure_of
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.web.coordinates import MOST_LINES, coordinates
-from hopsgpu.web.log_pages import MOST_BYTES, read_part
+from hopsgpu.web.coordinates import MAX_LINES, coordinates
+from hopsgpu.web.log_pages import MAX_BYTES, read_part
 from hopsgpu.web.metric_series import MetricFiles
 from tests.unit.searches import trial
 
@@ -48,10 +48,10 @@ def test_coordinates_of_odd_values(odd: Any) -> None:
 
 
 def test_the_best_of_many_trials_are_drawn() -> None:
-    trials = [trial(n) for n in range(MOST_LINES + 50)]
+    trials = [trial(n) for n in range(MAX_LINES + 50)]
     picture = coordinates(trials, "loss", is_minimized=True)
-    assert (len(picture.lines), picture.left_out) == (MOST_LINES, 50)
-    assert picture.lines[-1].number == MOST_LINES + 49
+    assert (len(picture.lines), picture.left_out) == (MAX_LINES, 50)
+    assert picture.lines[-1].number == MAX_LINES + 49
     many = [trial(n, params={f"p{i}": n for i in range(30)}) for n in range(2)]
     wide = coordinates(many, "loss", is_minimized=True)
     assert len(wide.axes) == 11 and wide.axes_left_out == 20
@@ -67,7 +67,7 @@ def test_parts_of_a_log_are_whole_lines(tmp_path: Path) -> None:
     content = b"".join(lines)
     file = log_of(tmp_path, content)
     end = read_part(file, len(content), None, can_grow=False)
-    assert end.end == len(content) and end.begin > 0 and len(end.text.encode()) <= MOST_BYTES
+    assert end.end == len(content) and end.begin > 0 and len(end.text.encode()) <= MAX_BYTES
     assert end.text.startswith("line ") and end.text.endswith("line 19999 \u00fcber\n")
     first = read_part(file, len(content), 0, can_grow=False)
     assert first.earlier is None and first.end < len(content) and first.text.endswith("\u00fcber\n")
@@ -77,9 +77,9 @@ def test_parts_of_a_log_are_whole_lines(tmp_path: Path) -> None:
 
 
 def test_a_line_without_an_end_is_cut(tmp_path: Path) -> None:
-    content = b"x" * (3 * MOST_BYTES)
+    content = b"x" * (3 * MAX_BYTES)
     part = read_part(log_of(tmp_path, content), len(content), 0, can_grow=True)
-    assert part.end == MOST_BYTES and len(part.text) <= 2000
+    assert part.end == MAX_BYTES and len(part.text) <= 2000
 
 
 def test_what_a_terminal_would_show(tmp_path: Path) -> None:
