@@ -7,7 +7,9 @@ import ctypes
 import os
 import re
 import resource
+import select
 import signal
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,10 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+# An exec takes milliseconds, unless the program lies on a mount that does not answer.
+_EXEC_SECONDS = 1.0
+# include/linux/sched.h
+_PF_KTHREAD = 0x200000
 # The usual soft limit, for the other files of a process.
 _RESERVED_DESCRIPTORS = 1024
 
@@ -134,3 +140,37 @@ def parent_of(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
     except OSError:
         return 0
+
+
+def await_exec(pid: int) -> None:
+    """Wait until a process is not in an exec, at most 1 s.
+
+    Between the exec and the start of the new program, the files cmdline and environ of proc(5) are
+    empty. The caller of vfork(2) may already have continued then, and even have exited.
+
+    Raises:
+        OSError: the process does not exist.
+    """
+    command_line = Path(f"/proc/{pid}/cmdline")
+    if command_line.read_bytes() or process_flags(pid) & _PF_KTHREAD:
+        return
+    descriptor = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)  # readable once the process has exited
+        deadline = time.monotonic() + _EXEC_SECONDS
+        while not poll.poll(1) and not command_line.read_bytes():
+            if time.monotonic() > deadline:
+                return
+    finally:
+        os.close(descriptor)
+
+
+def process_flags(pid: int) -> int:
+    """Return the kernel's flags of a process (proc(5), field 9 of stat).
+
+    Raises:
+        OSError: the process does not exist.
+    """
+    # The command before the field is in parentheses, and may contain any character.
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[6])

@@ -288,7 +288,7 @@ async def _connect_or_start(
 
 async def _connect(path: str, stack: contextlib.AsyncExitStack) -> DaemonClient:
     reader, writer = await asyncio.open_unix_connection(path, limit=_MAX_LINE)
-    stack.callback(writer.transport.abort)
+    stack.push_async_callback(_disconnect, writer)
     connection: socket.socket = writer.get_extra_info("socket")
     if peer_user(connection) != os.geteuid():
         raise PermissionError(f"{path} belongs to another user")
@@ -303,3 +303,10 @@ async def _connect(path: str, stack: contextlib.AsyncExitStack) -> DaemonClient:
         raise ConnectionResetError("the process daemon has just ended") from error
     stack.callback(os.close, pidfd)
     return DaemonClient(reader, writer, pidfd, hello)
+
+
+async def _disconnect(writer: asyncio.StreamWriter) -> None:
+    """Close a connection; after the return the daemon has seen the end before any later event."""
+    writer.transport.abort()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from hopsgpu import linux
 from hopsgpu.agent.shared_memory import await_cleaners, cleaners
 
 # Set for every fork server and rank: the token of its daemon.
@@ -29,10 +30,12 @@ def find_marked(token: str) -> list[int]:
 
 def _is_marked(process: Path, token: str) -> bool:
     try:
-        variables = (process / "environ").read_bytes().split(b"\0")
+        if not (variables := (process / "environ").read_bytes()):
+            linux.await_exec(int(process.name))
+            variables = (process / "environ").read_bytes()
     except OSError:
         return False  # the process has ended, or belongs to another user
-    return f"{VARIABLE}={token}".encode() in variables
+    return f"{VARIABLE}={token}".encode() in variables.split(b"\0")
 
 
 def sweep(token: str) -> int:
@@ -93,8 +96,6 @@ def _is_exiting(process: Path) -> bool:
     try:
         if process.stat().st_uid != os.geteuid():
             return False
-        # proc(5), field 9; the command's name before it may contain blanks and parentheses.
-        flags = int((process / "stat").read_text().rpartition(")")[2].split()[6])
+        return bool(linux.process_flags(int(process.name)) & _PF_EXITING)
     except OSError:
         return False
-    return bool(flags & _PF_EXITING)

@@ -306,11 +306,12 @@ def main(directory: Path, watched: int, lock: int, warm: int) -> None:
         level = own_log.level_of(os.environ.get(VARIABLE)) or own_log.INFO
         stack.enter_context(own_log.log_to_file(log_file, level))
         log.info("process daemon of %s", directory.name)
-        short = stack.enter_context(links(directory))
-        server = DaemonServer(directory, listener, token.read_text(), short)
-        if fields is not None:
-            server.warm(ServerSpec.from_fields(fields))
-        server.serve(watched)
+        with links(directory) as short_paths:
+            server = DaemonServer(directory, listener, token.read_text(), short_paths)
+            if fields is not None:
+                server.warm(ServerSpec.from_fields(fields))
+            server.serve(watched)
+        # Last, because who finds no directory takes everything of the daemon for removed.
         shutil.rmtree(directory)
 
 

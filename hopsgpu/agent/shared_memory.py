@@ -15,6 +15,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from hopsgpu import linux
+
 # Resource trackers take some milliseconds; torch's manager first waits for three seconds.
 CLEANING_SECONDS = 6.0
 # Command lines of multiprocessing's resource tracker, of loky's, and of torch's manager.
@@ -45,6 +47,8 @@ def await_cleaners(pids: Iterable[int]) -> None:
 
 def _command_line(pid: int) -> bytes:
     try:
+        # Who started the cleaner may have exited before the exec has ended.
+        linux.await_exec(pid)
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return b""  # it has ended
+        return b""  # it has exited

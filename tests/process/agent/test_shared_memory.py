@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.util import spawnv_passfds
 from pathlib import Path
 from uuid import uuid4
 
@@ -84,6 +85,23 @@ def test_what_a_rank_leaves_in_shared_memory(here: Container, end: str) -> None:
         asyncio.run(scenario())
     finally:
         (SHARED / name).unlink(missing_ok=True)
+
+
+def test_a_cleaner_is_recognised_during_its_exec() -> None:
+    """Its parent may exit then: the command line is empty until the new program starts."""
+    reading, writing = os.pipe()
+    command = [sys.executable, "-c", TRACKER]
+    trackers = []
+    try:
+        for _ in range(100):
+            trackers.append(spawnv_passfds(os.fsencode(sys.executable), command, [reading]))
+            assert cleaners(trackers[-1:]) == set(trackers[-1:])
+    finally:
+        for tracker in trackers:
+            os.kill(tracker, signal.SIGKILL)
+            os.waitpid(tracker, 0)
+        os.close(reading)
+        os.close(writing)
 
 
 def test_who_cleans_up_is_told_by_its_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
