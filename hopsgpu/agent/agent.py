@@ -208,9 +208,10 @@ class Agent:
             case "left":
                 self._tasks.create_task(self._report_model_files(message))
             case "publish":
-                (slot,) = self._slots_of(message)
-                # Create the event now: a `stop` that follows must find it.
-                slot.upload_cancelled = cancelled = threading.Event()
+                cancelled = threading.Event()
+                for slot in self._slots_of(message):
+                    # Set the event now: a `stop` that follows must find it.
+                    slot.upload_cancelled = cancelled
                 self._tasks.create_task(self._publish(message, cancelled))
             case other:
                 raise ChannelError(f"the driver sent {other!r}, which this agent does not know")
@@ -419,8 +420,14 @@ class Agent:
         await self._channel.notify("kept-tokens", run_id=message["run_id"], digest=digest)
 
     async def _report_model_files(self, message: Message) -> None:
-        model_files = await asyncio.to_thread(read_model_dirs, self._model_dirs(message))
-        await self._channel.notify("left", dump_model_files(model_files), run_id=message["run_id"])
+        notify = functools.partial(self._channel.notify, run_id=message["run_id"])
+        try:
+            directories = self._model_dirs(message)
+        except StoreError as error:
+            await notify("publish-failed", reason=str(error), trouble=error.kind)
+            return
+        model_files = await asyncio.to_thread(read_model_dirs, directories)
+        await notify("left", dump_model_files(model_files))
 
     async def _publish(self, message: Message, cancelled: threading.Event) -> None:
         run_id, began = message["run_id"], time.monotonic()
@@ -441,6 +448,14 @@ class Agent:
         await notify("uploaded", dump_parts(parts))
 
     def _model_dirs(self, message: Message) -> dict[int, Path]:
-        (slot,) = self._slots_of(message)
-        assert slot.rank_group is not None
-        return {rank: slot.rank_group.model_dir(rank) for rank in message["ranks"]}
+        """Return the model directories of ranks.
+
+        Raises:
+            StoreError: other ranks have replaced these ranks, and their directories are gone.
+        """
+        for slot in self._slots_of(message):
+            assert slot.rank_group is not None
+            return {rank: slot.rank_group.model_dir(rank) for rank in message["ranks"]}
+        raise StoreError(
+            f"the model files of {message['run_id']} are gone: its executor already runs other ranks"
+        )

@@ -311,7 +311,7 @@ def main(directory: Path, watched: int, lock: int, warm: int) -> None:
             if fields is not None:
                 server.warm(ServerSpec.from_fields(fields))
             server.serve(watched)
-        # Last, because who finds no directory takes everything of the daemon for removed.
+        # Remove the directory last: its absence shows that nothing of the daemon is left.
         shutil.rmtree(directory)
 
 

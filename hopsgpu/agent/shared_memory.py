@@ -47,7 +47,7 @@ def await_cleaners(pids: Iterable[int]) -> None:
 
 def _command_line(pid: int) -> bytes:
     try:
-        # Who started the cleaner may have exited before the exec has ended.
+        # The rank that started the cleaner may exit before the exec has ended.
         linux.await_exec(pid)
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from xml.etree import ElementTree
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.storage.hadoop_conf import HadoopConf
 
 _SETTING = "fs.permissions.umask-mode"
-_FILES = ("core-site.xml", "hdfs-site.xml")
 _DEFAULT = 0o022
 _SYMBOLIC = re.compile(r"([ugoa]*)([=+-])([rwx]*)")
 _SHIFTS = {"u": 6, "g": 3, "o": 0}
@@ -50,20 +51,13 @@ def parse_mask(setting: str) -> int | None:
 
 
 def _setting(environment: Mapping[str, str]) -> str | None:
-    directory = environment.get("HADOOP_CONF_DIR")
-    if directory is None and "HADOOP_HOME" in environment:
-        directory = f"{environment['HADOOP_HOME']}/etc/hadoop"
-    value = None
-    for name in _FILES if directory else ():
-        file = Path(directory or "") / name
-        try:
-            tree = ElementTree.parse(file)
-        except (OSError, ElementTree.ParseError):  # the client reports the problem
-            continue
-        for entry in tree.iter("property"):
-            if entry.findtext("name", "").strip() == _SETTING:
-                value = entry.findtext("value")
-    return value
+    if "HADOOP_CONF_DIR" not in environment and "HADOOP_HOME" in environment:
+        # hdfs-native's rule.
+        environment = {**environment, "HADOOP_CONF_DIR": f"{environment['HADOOP_HOME']}/etc/hadoop"}
+    try:
+        return HadoopConf.load_hdfs(environment).get(_SETTING)
+    except ConfigError:  # the client reports the unreadable file
+        return None
 
 
 def _process_mask() -> int:

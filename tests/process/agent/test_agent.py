@@ -919,6 +919,16 @@ def test_an_unfit_name_is_told_before_anything_is_uploaded_and_of_its_rank(gang:
     assert "'w:1'" in left[1].problem
 
 
+def test_model_files_of_replaced_ranks_cannot_be_published(gang: Gang) -> None:
+    gang.run(print)
+    gang.wait_for("ended")
+    for kind in ("left", "publish"):
+        gang.server.send(0, kind, ranks=[0], staging_url="file:///nowhere", run_id="before")
+        assert "before" in gang.wait_for("publish-failed")["reason"]
+    gang.server.send(0, "left", ranks=[0], run_id="r")
+    assert gang.wait_for("left").payload
+
+
 def test_a_stop_right_behind_publish_ends_the_upload(monkeypatch: pytest.MonkeyPatch) -> None:
     told_to_stop: list[bool] = []
 

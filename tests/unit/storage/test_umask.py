@@ -38,6 +38,16 @@ def test_the_configuration_counts_before_the_process(tmp_path: Path) -> None:
             "</property></configuration>"
         )
         assert creation_mask({"HADOOP_CONF_DIR": str(tmp_path)}) == 0o077
+        (tmp_path / "hdfs-site.xml").write_text(
+            '<configuration xmlns:x="http://www.w3.org/2001/XInclude"><x:include href="site.xml"/>'
+            "</configuration>"
+        )
+        (tmp_path / "site.xml").write_text(
+            "<configuration><property><name>fs.permissions.umask-mode</name><value>027</value>"
+            "</property></configuration>"
+        )
+        assert creation_mask({"HADOOP_CONF_DIR": str(tmp_path)}) == 0o027
+        (tmp_path / "hdfs-site.xml").unlink()
         (tmp_path / "etc").mkdir()
         (tmp_path / "core-site.xml").rename(tmp_path / "etc" / "core-site.xml")
         (tmp_path / "etc").rename(tmp_path / "hadoop")
