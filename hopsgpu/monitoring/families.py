@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopsgpu.core.queue_policy import queue_tag
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.queue_policy import Bound, queue_tag
 from hopsgpu.monitoring.labels import OTHER, clean
-from hopsgpu.monitoring.observation import Look, WaitingGang
+from hopsgpu.monitoring.observation import Look
 from hopsgpu.monitoring.run_totals import Histogram
 from hopsgpu.monitoring.runs_reader import LiveRun
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode
@@ -29,6 +30,12 @@ _MAX_RUNS = 2000
 _MAX_READINGS = 16_384
 _MAX_USERS = 200
 _MAX_QUEUES = 200
+
+_LOST = "lost"
+_UNKNOWN = "unknown"
+# Values of the labels of gangs that wait.
+_START, _GROWTH = "start", "growth"
+_QUEUED, _ACQUIRING = "queued", "acquiring"
 
 Labels = tuple[str, ...]
 Values = Mapping[Labels, float]
@@ -89,18 +96,19 @@ QUEUE_MAXIMUM = _metric(
 )
 WAITING_GANGS = _metric(
     "hopsgpu_waiting_gangs",
-    "queue kind bound",
-    "Gangs in the queue of gangs, without the one whose turn it is to ask YARN, by kind (start;"
-    " growth of one that runs) and by what they wait for: none (their turn), cluster, nodes,"
-    " queue or user (their limits).",
+    "queue kind bound state",
+    "Gangs that wait for executors, by state: queued (in the queue of gangs) or acquiring (YARN is"
+    " asked, or their executors start); by kind (start; growth of one that runs, counted only while"
+    " queued); and by what keeps queued ones waiting: none (their turn), cluster, nodes, queue or"
+    " user (their limits).",
 )
 WAITING_GPUS = _metric(
-    "hopsgpu_waiting_gang_gpus", "queue kind bound", "GPUs that these gangs wait for."
+    "hopsgpu_waiting_gang_gpus", "queue kind bound state", "GPUs that these gangs wait for."
 )
 WAITING_OLDEST = _metric(
     "hopsgpu_waiting_gang_oldest_seconds",
-    "queue kind bound",
-    "How long the first of these gangs has waited.",
+    "queue kind bound state",
+    "How long the first of these gangs has waited; 0 if there is none.",
 )
 RUNS = _metric(
     "hopsgpu_runs",
@@ -208,16 +216,20 @@ def families(look: Look) -> Iterator[Metric]:
     states = look.sources.items()
     yield _family(UP, {(name,): float(state.is_up) for name, state in states})
     yield _family(LOOK_SECONDS, {(name,): state.seconds for name, state in states})
-    paths = [] if look.gpus is None else [queue.path for queue in look.gpus.queues]
+    queues = () if look.gpus is None else look.gpus.queues
+    paths = [queue.path for queue in queues]
+    # The gauges of these queues are 0 if nothing waits or runs: a query cannot tell a series that
+    # is missing from an exporter that does not answer.
+    leaves = [*dict.fromkeys(clean(queue.path) for queue in queues if queue.leaf)][:_MAX_QUEUES]
     if look.gpus is not None:
         yield from _of_cluster(look.gpus, _aside(look))
     if look.answering:
         nodes = look.answering.items()
         yield _family(NODE_MANAGER_UP, {(clean(host),): float(is_up) for host, is_up in nodes})
     if look.waiting is not None:
-        yield from _of_queue(look.waiting, paths)
+        yield from _of_waiting([*_waiting_gangs(look, paths)], leaves)
     if look.runs is not None:
-        yield from _of_runs(look)
+        yield from _of_runs(look, leaves)
 
 
 def _family(info: MetricInfo, values: Values) -> Metric:
@@ -266,7 +278,7 @@ def _aside(look: Look) -> Mapping[str, int]:
     """Return the number of GPUs of parked executors, by host."""
     aside: Counter[str] = Counter()
     for run in look.runs.live if look.runs is not None else ():
-        if run.state != "lost":
+        if run.state != _LOST:
             aside.update(run.digest.aside)
     return aside
 
@@ -336,32 +348,84 @@ def _of_users(gpus: ClusterGpus) -> Values:
     )
 
 
-def _of_queue(waiting: Sequence[WaitingGang], paths: Sequence[str]) -> Iterator[Metric]:
+@dataclass(frozen=True)
+class _GangSample:
+    """A gang that waits for its executors; `labels` are those of the metrics of such gangs."""
+
+    labels: Labels
+    gpus: int
+    seconds: float
+
+
+def _waiting_gangs(look: Look, paths: Sequence[str]) -> Iterator[_GangSample]:
+    """Yield the gangs in the queue of gangs, and those of waiting runs that are not in it.
+
+    A gang has no ticket while it asks YARN and while its executors start.
+    """
     names = {queue_tag(path): path for path in paths}
-
-    def labels(gang: WaitingGang) -> Labels:
+    tickets: Counter[str] = Counter()
+    for gang in look.waiting or ():
+        ticket = gang.ticket
         # A ticket has only a digest of the queue's path.
-        queue = clean(names.get(gang.ticket.queue, "unknown"))
-        kind = "growth" if gang.ticket.is_growth else "start"
-        return queue, kind, gang.ticket.bound.value
+        queue = clean(names.get(ticket.queue, _UNKNOWN))
+        kind = _GROWTH if ticket.is_growth else _START
+        yield _GangSample((queue, kind, ticket.bound.value, _QUEUED), gang.gpus, gang.seconds)
+        tickets[ticket.application] += not ticket.is_growth
+    waiting = [
+        (waited, run)
+        for run in (() if look.runs is None else look.runs.live)
+        # On a local master a run has no queue, and waits for no executor.
+        if run.queue and (waited := _seconds_waiting(run, look.time)) is not None
+    ]
+    # A ticket does not name its run: the first of an application's runs is taken for the one that
+    # has left the queue.
+    for waited, run in sorted(waiting, key=lambda pair: pair[0]):
+        if tickets[run.digest.application]:
+            tickets[run.digest.application] -= 1
+        else:
+            queue = clean(run.queue) if run.queue in names.values() else _UNKNOWN
+            labels = (queue, _START, Bound.NONE.value, _ACQUIRING)
+            yield _GangSample(labels, run.digest.gpus, waited)
 
-    yield _family(WAITING_GANGS, _add_up((labels(gang), 1.0) for gang in waiting))
-    yield _family(WAITING_GPUS, _add_up((labels(gang), float(gang.gpus)) for gang in waiting))
-    yield _family(WAITING_OLDEST, _largest((labels(gang), gang.seconds) for gang in waiting))
+
+def _seconds_waiting(run: LiveRun, now: float) -> float | None:
+    """Return how long a run has waited for its executors; None if it does not."""
+    since = run.digest.waits_since
+    return None if since is None or run.state == _LOST else max(now - since, 0.0)
 
 
-def _of_runs(look: Look) -> Iterator[Metric]:
+def _of_waiting(gangs: Sequence[_GangSample], leaves: Sequence[str]) -> Iterator[Metric]:
+    zeros: list[Labels] = [
+        (queue, *labels)
+        for queue in leaves
+        for labels in (
+            (_START, Bound.NONE.value, _ACQUIRING),
+            *((kind, bound.value, _QUEUED) for kind in (_START, _GROWTH) for bound in Bound),
+        )
+    ]
+    none: Values = dict.fromkeys(zeros, 0.0)
+    yield _family(WAITING_GANGS, {**none, **_add_up((gang.labels, 1.0) for gang in gangs)})
+    gpus = _add_up((gang.labels, float(gang.gpus)) for gang in gangs)
+    yield _family(WAITING_GPUS, {**none, **gpus})
+    oldest = _largest((gang.labels, gang.seconds) for gang in gangs)
+    yield _family(WAITING_OLDEST, {**none, **oldest})
+
+
+def _of_runs(look: Look, leaves: Sequence[str]) -> Iterator[Metric]:
     assert look.runs is not None, "the caller checked it"
     view, now = look.runs, look.time
     shown = view.live[:_MAX_RUNS]
     queues = _frequent((clean(run.queue) for run in view.live), _MAX_QUEUES)
-    yield _family(RUNS, _add_up(((queues(clean(run.queue)), run.state), 1.0) for run in view.live))
+    states = [*(state.value for state in GangState if not state.is_terminal), _LOST]
+    none: Values = {(queue, state): 0.0 for queue in leaves for state in states}
+    runs = _add_up(((queues(clean(run.queue)), run.state), 1.0) for run in view.live)
+    yield _family(RUNS, {**none, **runs})
     yield _family(
         RUN_WAITING,
         _largest(
-            (_run_labels(run), max(now - run.digest.waits_since, 0.0))
+            (_run_labels(run), waited)
             for run in shown
-            if run.digest.waits_since is not None and run.state != "lost"
+            if (waited := _seconds_waiting(run, now)) is not None
         ),
     )
     yield _family(
@@ -369,7 +433,7 @@ def _of_runs(look: Look) -> Iterator[Metric]:
         _largest(
             (_run_labels(run), max(now - max(run.digest.trains_since, run.saved or 0.0), 0.0))
             for run in shown
-            if run.digest.trains_since is not None and run.digest.gpus and run.state != "lost"
+            if run.digest.trains_since is not None and run.digest.gpus and run.state != _LOST
         ),
     )
     yield from _of_scores(shown)
@@ -388,7 +452,7 @@ def _of_runs(look: Look) -> Iterator[Metric]:
 
 
 def _of_scores(shown: Sequence[LiveRun]) -> Iterator[Metric]:
-    scores = [(_run_labels(run), run.digest.score) for run in shown if run.state != "lost"]
+    scores = [(_run_labels(run), run.digest.score) for run in shown if run.state != _LOST]
     rows: list[tuple[Labels, float]] = []
     for labels, score in scores:
         if score is not None:
@@ -410,7 +474,7 @@ def _of_readings(runs: Sequence[LiveRun]) -> Iterator[Metric]:
             reading,
         )
         for run in runs
-        if run.state != "lost"
+        if run.state != _LOST
         for reading in run.digest.readings
     )
     readings = list(itertools.islice(every, _MAX_READINGS))

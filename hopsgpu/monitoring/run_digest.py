@@ -81,6 +81,7 @@ class RunDigest:
         aside: number of GPUs of parked executors, by host.
         readings: samples of its GPUs while it trains.
         score: how far it is, if it is a score.
+        application: YARN's ID of its application; another text on a local master.
     """
 
     run_id: str
@@ -100,6 +101,7 @@ class RunDigest:
     aside: Mapping[str, int] = dataclasses.field(default_factory=dict)
     readings: tuple[GpuReading, ...] = ()
     score: ScoreProgress | None = None
+    application: str = ""
 
     def is_lost(self, now: float) -> bool:
         """Return whether the run's driver is gone, as far as the record tells."""
@@ -134,6 +136,7 @@ def digest_of(record: RunRecord) -> RunDigest:
         aside={} if record.has_ended else record.aside,
         readings=tuple(_readings(record)) if is_training else (),
         score=None if record.score is None else _progress_of(record.score),
+        application=record.application,
     )
 
 

@@ -156,7 +156,7 @@ def reading(target: str, directory: Path) -> Iterator[Prometheus]:
 
 def dashboard_queries() -> list[str]:
     panels = json.loads(printed("--dashboard"))["panels"]
-    queries = [target["expr"] for panel in panels for target in panel["targets"]]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     for name, value in VARIABLES.items():
         queries = [query.replace(name, value) for query in queries]
     return queries
@@ -284,6 +284,8 @@ def test_queries_give_the_numbers_of_the_resource_manager(
         assert until(lambda: prometheus.number(ends) == 1.0, SECONDS)
         assert prometheus.number("sum(hopsgpu_waiting_seconds_count)") == 2.0
         # One more gang than there are GPUs: it waits in the queue of gangs.
+        no_gang = prometheus.ask("hopsgpu_waiting_gangs")
+        assert no_gang and not any(value for _, value in no_gang)
         with hopsgpu.hold(workers=int(total), progress="off"):
             run = hopsgpu.submit(time.sleep, args=(0,), progress="off")
             waiting = 'sum(hopsgpu_waiting_gang_gpus{kind="start"})'
@@ -305,7 +307,7 @@ Case = tuple[str, str, str, int, int, dict[str, str], str]
 
 RUN_LABELS = {"run": "fit-1", "user": "alice", "queue": "root.a"}
 GPU_LABELS = {"run": "fit-1", "rank": "0", "node": "node1", "gpu": "GPU-a"}
-GANG_LABELS = {"queue": "root.a", "kind": "start", "bound": "cluster"}
+GANG_LABELS = {"queue": "root.a", "kind": "start", "bound": "cluster", "state": "queued"}
 # Alert; metric; its values, one a minute; a minute at which it does not fire yet, and one at which
 # it does; labels; the value as the annotations show it.
 CASES: list[Case] = [

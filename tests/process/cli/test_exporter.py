@@ -139,7 +139,7 @@ def queries() -> list[str]:
     rules = yaml.safe_load(CliRunner().invoke(main, ["exporter", "--alerts"]).stdout)
     dashboard = json.loads(CliRunner().invoke(main, ["exporter", "--dashboard"]).stdout)
     alerts = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
-    return alerts + [t["expr"] for panel in dashboard["panels"] for t in panel["targets"]]
+    return alerts + [t["expr"] for p in dashboard["panels"] for t in p.get("targets", ())]
 
 
 def test_alerts_and_dashboard_ask_for_metrics_that_there_are() -> None:

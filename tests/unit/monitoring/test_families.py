@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -65,6 +66,10 @@ def ticket(
 
 def live(digest: RunDigest, state: str = "", saved: float | None = None) -> LiveRun:
     return LiveRun(digest, f"root.{digest.queue}", state or digest.state, saved)
+
+
+def nonzero(series: Mapping[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
+    return {labels: value for labels, value in series.items() if value}
 
 
 class Given:
@@ -146,13 +151,92 @@ def test_gangs_that_wait() -> None:
         ticket("root.removed", 5.0, Bound.USER),
     )
     found = samples(Look(NOW, UP, gpus=CLUSTER, waiting=waiting))
-    assert found["hopsgpu_waiting_gangs"] == {
-        ("cluster", "start", "root.a"): 2.0,
-        ("queue", "growth", "root.a"): 1.0,
-        ("user", "start", "unknown"): 1.0,
+    # Labels in the order of their names: bound, kind, queue, state.
+    assert nonzero(found["hopsgpu_waiting_gangs"]) == {
+        ("cluster", "start", "root.a", "queued"): 2.0,
+        ("queue", "growth", "root.a", "queued"): 1.0,
+        ("user", "start", "unknown", "queued"): 1.0,
     }
-    assert found["hopsgpu_waiting_gang_gpus"]["cluster", "start", "root.a"] == 12.0
-    assert found["hopsgpu_waiting_gang_oldest_seconds"]["cluster", "start", "root.a"] == 90.0
+    first = ("cluster", "start", "root.a", "queued")
+    assert found["hopsgpu_waiting_gang_gpus"][first] == 12.0
+    assert found["hopsgpu_waiting_gang_oldest_seconds"][first] == 90.0
+
+
+WAITING_METRICS = (
+    "hopsgpu_waiting_gangs",
+    "hopsgpu_waiting_gang_gpus",
+    "hopsgpu_waiting_gang_oldest_seconds",
+)
+
+
+def waiting_run(application: str, seconds: float, queue: str = "a") -> LiveRun:
+    return live(
+        dataclasses.replace(
+            RUN,
+            queue=queue,
+            state="waiting",
+            trains_since=None,
+            waits_since=NOW - seconds,
+            application=application,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("runs", "tickets", "acquiring"),
+    [
+        ((), 0, {}),
+        ([waiting_run("app", 40.0)], 0, {"root.a": (1.0, 2.0, 40.0)}),
+        ([waiting_run("app", 40.0)], 1, {}),
+        # The ticket is that of a run of another application.
+        ([waiting_run("other", 40.0)], 1, {"root.a": (1.0, 2.0, 40.0)}),
+        # One of two asks YARN.
+        ([waiting_run("app", 40.0), waiting_run("app", 7.0)], 1, {"root.a": (1.0, 2.0, 40.0)}),
+        ([waiting_run("app", 5.0, "gone")], 0, {"unknown": (1.0, 2.0, 5.0)}),
+        ([live(RUN)], 0, {}),
+        ([live(waiting_run("app", 40.0).digest, "lost")], 0, {}),
+        # On a local master.
+        ([dataclasses.replace(waiting_run("local-1", 40.0), queue="")], 0, {}),
+    ],
+)
+def test_waiting_runs_without_a_ticket_are_acquiring(
+    runs: Sequence[LiveRun], tickets: int, acquiring: dict[str, tuple[float, ...]]
+) -> None:
+    waiting = tuple(ticket("root.a", 30.0) for _ in range(tickets))
+    look = dataclasses.replace(look_at(*runs), gpus=CLUSTER, waiting=waiting)
+    found = samples(look)
+    numbers = {
+        labels[2]: tuple(found[name][labels] for name in WAITING_METRICS)
+        for labels, value in nonzero(found["hopsgpu_waiting_gangs"]).items()
+        if labels[3] == "acquiring"
+    }
+    assert numbers == acquiring
+
+
+def test_growth_in_the_queue_does_not_hide_a_run_that_acquires() -> None:
+    growth = ticket("root.a", 10.0, is_growth=True)
+    run = waiting_run("app", 40.0)
+    look = dataclasses.replace(look_at(run), gpus=CLUSTER, waiting=(growth,))
+    assert nonzero(samples(look)["hopsgpu_waiting_gangs"]) == {
+        ("cluster", "growth", "root.a", "queued"): 1.0,
+        ("none", "start", "root.a", "acquiring"): 1.0,
+    }
+
+
+def test_gauges_of_queues_have_samples_when_nothing_waits_or_runs() -> None:
+    idle = samples(dataclasses.replace(look_at(), gpus=CLUSTER, waiting=()))
+    busy = samples(
+        dataclasses.replace(
+            look_at(live(RUN), waiting_run("app", 40.0)),
+            gpus=CLUSTER,
+            waiting=(ticket("root.b", 30.0, Bound.USER),),
+        )
+    )
+    for name in (*WAITING_METRICS, "hopsgpu_runs"):
+        assert set(idle[name].values()) == {0.0}
+        assert idle[name].keys() == busy[name].keys()
+        assert nonzero(busy[name])
+    assert {labels[2] for labels in idle["hopsgpu_waiting_gangs"]} == {"root.a", "root.b"}
 
 
 @pytest.mark.parametrize(
