@@ -457,5 +457,6 @@ class Agent:
             assert slot.rank_group is not None
             return {rank: slot.rank_group.model_dir(rank) for rank in message["ranks"]}
         raise StoreError(
-            f"the model files of {message['run_id']} are gone: its executor already runs other ranks"
+            f"the model files of {message['run_id']} are gone: its executor already runs other"
+            " ranks"
         )
