@@ -108,12 +108,14 @@ class RankFailed(HopsGpuError):
         traceback: the user's traceback as text, or None.
         log_tail: the last lines of the rank's log.
         log_url: URL of the whole log on the lake.
+        summary: what failed, in one line without the place, as "ValueError: bad batch".
     """
 
     def __init__(
         self,
         message: str,
         *,
+        summary: str = "",
         rank: int | None = None,
         host: str | None = None,
         container: str | None = None,
@@ -134,6 +136,7 @@ class RankFailed(HopsGpuError):
         self.traceback = traceback
         self.log_tail = log_tail
         self.log_url = log_url
+        self.summary = summary or message.partition("\n")[0]
 
 
 class GpusIdle(RankFailed):

@@ -65,7 +65,6 @@ def told_of(result: Any) -> dict[str, Any]:
         "run": result.run_id,
         "kinds": dict(result.gpu_seconds.kinds()),
         "held": result.gpu_seconds.held,
-        "loss": result.largest_loss,
         "warnings": list(result.warnings),
     }
 

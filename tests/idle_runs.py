@@ -56,16 +56,13 @@ def check_slow_feed(told: Told, records: Records) -> None:
     feed = told["data"]
     check_sums(feed, records)
     assert feed["kinds"]["waiting for data"] > 0.3 * feed["held"]
-    assert " waited for data: " in feed["loss"] and "loader(num_workers)" in feed["loss"]
     assert feed["kinds"]["unused"] == 0 and feed["warnings"] == []
-    assert "largest loss: " + feed["loss"] in told["err"]
 
 
 def check_checkpoints(told: Told, records: Records) -> None:
     saves = told["saves"]
     check_sums(saves, records)
     assert saves["kinds"]["checkpointing"] > 0.3 * saves["held"]
-    assert " went into checkpoint calls: save less often" in saves["loss"]
 
 
 def check_unused(told: Told, records: Records) -> None:
@@ -73,7 +70,6 @@ def check_unused(told: Told, records: Records) -> None:
     unused = told["unused"]
     check_sums(unused, records)
     assert unused["kinds"]["unused"] > 0.3 * unused["held"]
-    assert "that idled while the function ran" in unused["loss"]
     said = "all 2 GPUs have idled for 3 s"
     (text,) = [warning for warning in unused["warnings"] if said in warning]
     shown = [line for line in told["out"].splitlines() if said in line]

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hopsgpu.core.run_record import LARGEST_RECORD, RunRecord, parse
+from hopsgpu.core.run_record import LARGEST_RECORD, LOST, ApplicationReport, RunRecord, parse
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.lake import FileStatus, LakePath
@@ -54,16 +54,31 @@ class StoredRun:
         run_id: name of the directory.
         problem: why the record cannot be read, or "".
         kind: kind of the problem, as of a StoreError.
+        report: YARN's report on the application of a silent run, made before the record was read;
+            None if YARN was not asked, or does not know the application.
     """
 
     run_id: str
     record: RunRecord | None
     problem: str = ""
     kind: str = ""
+    report: ApplicationReport | None = None
 
     def state_at(self, now: float) -> str:
         """Return the run's state, "lost", or "unreadable"."""
-        return UNREADABLE if self.record is None else self.record.state_at(now)
+        if self.record is None:
+            return UNREADABLE
+        if self.report is not None and self.report.has_ended and not self.record.has_ended:
+            return LOST
+        return self.record.state_at(now)
+
+    def seconds_taken(self, now: float) -> float | None:
+        """Return the seconds from the request to the end, or until now, as far as it is known."""
+        if self.record is None:
+            return None
+        # A lost run's time ends with the last update of the record.
+        is_lost = self.state_at(now) == LOST
+        return self.record.seconds_taken(self.record.updated if is_lost else now)
 
 
 def start_time(entry: FileStatus) -> float:

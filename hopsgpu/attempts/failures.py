@@ -187,7 +187,14 @@ def rank_error(end: RankExit, log_url: str, cause: str = "") -> RankFailed:
         parts.append(_tail(end.log_tail))
     parts.append(f"whole log: {log_url}")
     fields = _error_fields(end.place, end, log_url)
-    return RankFailed("\n".join(parts), traceback=traceback, **fields)
+    return RankFailed("\n".join(parts), summary=_summarize_exit(end), traceback=traceback, **fields)
+
+
+def _summarize_exit(end: RankExit) -> str:
+    """Return how a rank failed in one line, without its place; an exception comes first."""
+    if end.status == "raised":
+        return end.outcome["error"].strip().partition("\n")[0]
+    return f"{_name(end.place)} {_describe_exit(end)}".partition("\n")[0]
 
 
 def timeout_error(
@@ -207,10 +214,12 @@ def timeout_error(
         cause: the result of `likely_cause`.
     """
     which = ", ".join(map(str, running[:20])) + (", ..." if len(running) > 20 else "")
+    summary = f"run_timeout={seconds:g} s: {_name(place)} was still running"
     peers = f"; {len(running)} ranks were still running ({which})" if len(running) > 1 else ""
     text = f"{where(place)} was still running after run_timeout={seconds:g} s{peers}"
     text += f"{_likely_suffix(cause)}; {_STACKS}"
-    return RankFailed(_with_log(text, end, log_url), **_error_fields(place, end, log_url))
+    fields = _error_fields(place, end, log_url)
+    return RankFailed(_with_log(text, end, log_url), summary=summary, **fields)
 
 
 def idle_error(
@@ -228,8 +237,11 @@ def idle_error(
         f" running; {_STACKS}. Does the function wait for data or for a lock, or compute on the CPU"
         " alone? Do that before the launch, or give a longer gpu_idle_timeout"
     )
+    summary = f"gpu_idle_timeout={timeout:g} s: {verdict}"
     fields = _error_fields(place, end, log_url)
-    return GpusIdle(_with_log(text, end, log_url), seconds=verdict.seconds, **fields)
+    return GpusIdle(
+        _with_log(text, end, log_url), summary=summary, seconds=verdict.seconds, **fields
+    )
 
 
 def _with_log(text: str, end: RankExit | None, log_url: str) -> str:
@@ -268,17 +280,21 @@ def executor_lost_error(
         f"the executor of rank {place.rank} on {container.host} was lost (container"
         f" {container.container_id}): {reason.rstrip('.')}{advice}{_likely_suffix(cause)}. {logs}"
         f"The rank's log, as far as it arrived: {log_url}",
+        summary=f"the executor of rank {place.rank} was lost: {reason.rstrip('.')}",
         **_error_fields(place, None, log_url),
     )
 
 
 def where(place: RankPlacement) -> str:
     container = place.container
-    name = "parameter server" if place.role == "ps" else "rank"
     return (
-        f"{name} {place.rank} on {container.host} (container {container.container_id},"
+        f"{_name(place)} on {container.host} (container {container.container_id},"
         f" GPU {', '.join(place.gpus) or 'none'})"
     )
+
+
+def _name(place: RankPlacement) -> str:
+    return f"{'parameter server' if place.role == 'ps' else 'rank'} {place.rank}"
 
 
 def _likely_suffix(cause: str) -> str:

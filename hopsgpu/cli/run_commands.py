@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from hopsgpu.units import count_of
 if TYPE_CHECKING:
     from hopsgpu.artifacts.runs import RunStore, StoredRun
     from hopsgpu.core.run_record import RunRecord
+    from hopsgpu.yarn.silent_runs import SilentRuns
 
 _CANCEL_SECONDS = 60.0
 _POLL_SECONDS = 1.0
@@ -43,7 +45,10 @@ def runs(context: click.Context, limit: int, as_json: bool) -> None:
     if context.invoked_subcommand is not None:
         return
     store, now = _store(), time.time()
-    stored = store.read(store.ids()[:limit])
+    ids = store.ids()[:limit]
+    stored = _silent_runs().with_reports(
+        store.read(ids), lambda number: store.load(ids[number]), now
+    )
     if as_json:
         click.echo(json.dumps([_json_entry(run, now) for run in stored], indent=2))
     elif stored:
@@ -62,18 +67,23 @@ def runs(context: click.Context, limit: int, as_json: bool) -> None:
 def show_run(run_id: str, as_json: bool) -> None:
     """Show one run: its outcome, its timeline, its ranks and what they reported."""
     store, now = _store(), time.time()
-    record = store.record(store.find(run_id))
-    url = store.directory(record.run_id).url
+    run_id = store.find(run_id)
+    record, report = _silent_runs().with_report(
+        store.record(run_id), lambda: store.record(run_id), now
+    )
+    url = store.directory(run_id).url
     if as_json:
+        from hopsgpu.artifacts.runs import StoredRun
         from hopsgpu.core.run_record import fields_of
 
-        state = {"state": record.state_at(now), "url": url}
-        click.echo(json.dumps({**fields_of(record), **state}, indent=2))
+        state = StoredRun(run_id, record, report=report).state_at(now)
+        yarn = {} if report is None else {"yarn": vars(report)}
+        click.echo(json.dumps({**fields_of(record), "state": state, "url": url, **yarn}, indent=2))
         return
     from hopsgpu.cli.run_tables import LAYOUT, run_facts
     from hopsgpu.display.run_view import record_view
 
-    show(list(run_facts(record_view(record, url, now))), LAYOUT)
+    show(list(run_facts(record_view(record, url, now, report=report))), LAYOUT)
 
 
 @runs.command()
@@ -161,6 +171,12 @@ def _store() -> RunStore:
     return RunStore(lake_root())
 
 
+def _silent_runs() -> SilentRuns:
+    from hopsgpu.yarn.silent_runs import silent_runs
+
+    return silent_runs(os.environ)
+
+
 def _keep_usage(
     stored: Sequence[StoredRun], removable: Sequence[str], older_than: float | None, now: float
 ) -> None:
@@ -186,12 +202,12 @@ def _json_entry(run: StoredRun, now: float) -> dict[str, Any]:
     record = run.record
     return {
         "run_id": run.run_id,
-        "state": record.state_at(now),
+        "state": run.state_at(now),
         "name": record.name,
         "user": record.user,
         "application": record.application,
         "requested": record.timeline.requested,
-        "seconds": record.seconds_taken(now),
+        "seconds": run.seconds_taken(now),
         "workers": record.spec.workers,
         "least_workers": record.spec.least_workers,
         "gpus": record.gpus,

@@ -17,7 +17,7 @@ _STYLES = {GOOD: "green", BAD: "red", WARNING: "yellow", STRONG: "bold", PLAIN: 
 _MAX_TRIALS = 50
 LAYOUT = TableLayout(
     right=(
-        *("TOOK", "RANKS", "GPUS", "RANK", "PID", "EXIT", "GPU-USE", "HOST-MEMORY"),
+        *("TOOK", "RANKS", "GPUS", "RANK", "PID", "GPU-USE", "HOST-MEMORY"),
         *("TRIAL", "TRIES"),
     ),
     least={
@@ -57,7 +57,8 @@ def run_facts(view: RecordView) -> Iterator[Row | Fact]:
     yield from map(_fact, view.about)
     if view.failure is not None:
         for number, line in enumerate(view.failure.full_text.splitlines()):
-            yield Fact("" if number else "error", line, "red")
+            name = "" if number else view.failure.name
+            yield Fact(name, line, _STYLES[view.failure.tone])
     for warning in view.warnings:
         yield Fact("warning", warning, "yellow")
     lines = phrases.world_lines(view.worlds, view.summary.requested, len(view.worlds))
@@ -74,17 +75,22 @@ def run_facts(view: RecordView) -> Iterator[Row | Fact]:
 
 
 def _fact(fact: RunFact) -> Fact:
+    if fact.name == phrases.NOT_TRAINING:
+        # The name is too long for its column; the line continues the GPU seconds.
+        return Fact("", fact.phrase)
     return Fact(fact.name, fact.text, _STYLES[fact.tone])
 
 
 def _ranks(view: RecordView) -> Iterator[Row]:
     yield [("", "")]
-    yield headers("RANK", "ROLE", "NODE", "PID", "EXIT", "GPU-USE", "HOST-MEMORY", "LAST REPORT")
+    yield headers("RANK", "ROLE", "NODE", "PID", "ENDED", "GPU-USE", "HOST-MEMORY", "LAST REPORT")
     for rank in view.ranks:
         use = "-" if rank.gpu_use is None else f"{rank.gpu_use:.0%}"
         memory = "-" if rank.memory is None else size(rank.memory).replace(" ", "")
-        first = (str(rank.rank), rank.role, rank.host, str(rank.pid), rank.exit)
-        yield [(cell, "") for cell in (*first, use, memory, rank.reported or "-")]
+        first = (str(rank.rank), rank.role, rank.host, str(rank.pid))
+        ended = (rank.ended, _STYLES[BAD if rank.is_bad else PLAIN])
+        rest = (use, memory, rank.reported or "-")
+        yield [*((cell, "") for cell in first), ended, *((cell, "") for cell in rest)]
 
 
 def _trials(search: SearchView) -> Iterator[Row]:

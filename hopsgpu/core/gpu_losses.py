@@ -1,4 +1,4 @@
-"""Accounts for the GPU seconds that a run held, and describes the largest loss in one line."""
+"""Accounts for the GPU seconds that a run held, and says what most of them were lost to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 
 from hopsgpu.core.run_values import GpuSeconds
 
+# Advice on a shorter run, in GPU seconds held, is of no use: starting takes most of its time.
+_MIN_HELD = 60.0
 # Smaller losses, in GPU seconds or as a share of those held, are not reported.
 _MIN_SECONDS = 5.0
 _MIN_SHARE = 0.05
@@ -120,11 +122,14 @@ def sum_gpu_seconds(parts: Iterable[GpuSeconds]) -> GpuSeconds:
     )
 
 
-def largest_loss(seconds: GpuSeconds) -> str:
-    """Return the largest loss of a run's GPU seconds in one line, with advice how to reduce it.
+def time_not_training(seconds: GpuSeconds) -> str:
+    """Return what most GPU time was lost to, in one line, with advice how to reduce it.
 
-    The line is "" if no loss reaches 5 GPU seconds and 5 % of those held.
+    The line is "" if the run held GPUs for less than a minute of GPU time. It is also "" if no kind
+    reaches 5 GPU seconds and 5 % of those held.
     """
+    if seconds.held < _MIN_HELD:
+        return ""
     lost = {kind: value for kind, value in seconds.kinds().items() if kind in _REMEDIES}
     kind = max(lost, key=lambda name: lost[name])
     if lost[kind] < max(_MIN_SECONDS, _MIN_SHARE * seconds.held):

@@ -26,7 +26,9 @@ from hopsgpu.units import MIB
 SCHEMA = 3
 # Readers accept no larger file; `encode` shortens a record until it fits.
 LARGEST_RECORD = MIB
-# A driver writes its record at least every 20 s.
+# A driver writes its record at least every 20 s. After SILENT_SECONDS, readers ask YARN whether the
+# driver's application has ended.
+SILENT_SECONDS = 25.0
 LOST_SECONDS = 60.0
 LOST = "lost"
 # Kinds of a StoreError.
@@ -47,6 +49,33 @@ class RankRecord(RankReport):
     """A rank in a record; `has_ended` says whether the driver saw its end."""
 
     has_ended: bool = False
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """The error that ended a run, in short.
+
+    Attributes:
+        summary: the error in one line without places; an exception of the function comes first.
+        rank: the rank that failed first; None if no single rank did.
+    """
+
+    summary: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class ApplicationReport:
+    """YARN's report on the application of a run whose driver is silent.
+
+    Attributes:
+        state: NEW, SUBMITTED, ACCEPTED, RUNNING, FINISHED, FAILED or KILLED.
+        diagnostics: YARN's reason of the state in one line, or "".
+    """
+
+    state: str
+    diagnostics: str
+    has_ended: bool
 
 
 @dataclass(frozen=True)
@@ -155,7 +184,9 @@ class RunRecord:
     """The record of a run; docs/runs.md describes the fields.
 
     Attributes:
+        error: the whole error that ended the run; None for other runs.
         reason: why the run ended; None before its end.
+        failure: the error in short; None for other runs.
         updated: time of writing by the driver's clock, in seconds since the epoch.
         use: its GPU seconds over time, at least one point.
         spec: the gang, as requested, without values of variables that look secret.
@@ -182,6 +213,7 @@ class RunRecord:
     executor: ExecutorShape
     environment: EnvironmentRecord
     reason: EndReason | None = field(default=None, metadata=OMITTED_DEFAULT)
+    failure: FailureRecord | None = field(default=None, metadata=OMITTED_DEFAULT)
     waiting_for: str = ""
     waits: tuple[Wait, ...] = field(default=(), metadata=OMITTED_DEFAULT)
     model: str | None = None
@@ -216,6 +248,10 @@ class RunRecord:
         if not self.has_ended and now - self.updated > LOST_SECONDS:
             return LOST
         return self.state
+
+    def is_silent(self, now: float) -> bool:
+        """Return whether the driver is late with the record of a run that has not ended."""
+        return not self.has_ended and now - self.updated > SILENT_SECONDS
 
     def is_running(self, now: float) -> bool:
         """Return whether the run's driver is working, as far as the record shows."""
@@ -278,6 +314,7 @@ _CODEC = Codec(
         (SearchRecord, "seed"): Range(-(2.0**64), 2.0**64),
         ScoreRecord: _COUNT,
         FailedPart: _COUNT,
+        (FailureRecord, "rank"): _COUNT,
         (DataRecord, "rows"): _COUNT,
         (DataRecord, "bytes"): _COUNT,
         (RunRecord, "attempt"): _COUNT,
@@ -331,6 +368,10 @@ def _shorten(record: RunRecord, most: int) -> RunRecord:
     counts["metrics"] = sum(map(len, record.metrics)) - sum(map(len, short["metrics"]))
     if record.error is not None:
         short["error"] = record.error[: most * 64]
+    if record.failure is not None:
+        short["failure"] = dataclasses.replace(
+            record.failure, summary=record.failure.summary[: most * 16]
+        )
     if record.search is not None:
         trials = _newest_trials(record.search, most)
         short["search"] = dataclasses.replace(record.search, trials=trials)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 
@@ -236,6 +236,7 @@ class RunOutcome:
     worlds: tuple[WorldReport, ...] = ()
     application: str = ""
     queue: str = ""
+    failed_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -255,6 +256,7 @@ class RunStatus:
         waiting_for: why the run waits, in words with numbers; "" if it does not wait.
         elapsed: seconds since it was submitted.
         ranks: reports of the ranks that have ended.
+        failed_rank: the rank that failed first and ended the run; or None.
         metrics: last reported metrics of each rank.
         timeline: the times of the points passed so far.
         worlds: the worlds so far of an elastic gang, the present one last.
@@ -263,6 +265,8 @@ class RunStatus:
         gpu_seconds: how the GPU time has been spent so far.
         application: ID of the Spark application.
         queue: its YARN queue; "" without YARN.
+        model: the published version, or None.
+        value: rank 0's value once the run has succeeded; else None.
     """
 
     __module__ = "hopsgpu.types"
@@ -283,3 +287,7 @@ class RunStatus:
     gpu_seconds: GpuSeconds = GpuSeconds()
     application: str = ""
     queue: str = ""
+    failed_rank: int | None = None
+    model: Published | None = None
+    # Values of any type: comparisons and reprs of statuses must neither be slow nor fail.
+    value: Any = field(default=None, compare=False, repr=False)

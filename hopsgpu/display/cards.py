@@ -67,14 +67,14 @@ def _rows(result: RunOutcome) -> Iterable[list[object]]:
     for rank in range(count):
         value = reprlib.repr(result.values[rank]) if rank < len(result.values) else ""
         reported = result.metrics[rank] if rank < len(result.metrics) else {}
-        yield [rank, value, _metrics(reported), *_report(reports.get(rank))]
+        yield [rank, value, _metrics(reported), *_report(reports.get(rank), result.failed_rank)]
 
 
-def _report(report: RankReport | None) -> list[object]:
+def _report(report: RankReport | None, failed_rank: int | None) -> list[object]:
     if report is None:
         return ["" for _ in _REPORTED]
     busy, peak = report.gpu_utilisation, report.peak_memory
-    ended = how_ended(report)
+    ended = how_ended(report, failed_rank)
     return [
         f"{report.role}: {ended}" if report.role != "worker" else ended,
         report.host,

@@ -13,8 +13,9 @@ from hopsgpu.core.html import Html
 from hopsgpu.display import phrases
 from hopsgpu.display.cards import world_bars, worlds
 from hopsgpu.display.charts import SHARES, bars_image, lines_image
+from hopsgpu.display.phrases import NOT_TRAINING
 from hopsgpu.display.picture import SHOWN_RANKS, LogTail, Picture, Row
-from hopsgpu.display.run_facts import BEST, LARGEST_LOSS, RunView
+from hopsgpu.display.run_facts import RunView
 from hopsgpu.display.subjects import status_view
 
 # A fixed width, whatever the values are: plots that move four times a second are unreadable.
@@ -23,11 +24,11 @@ _LINE = "white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
 # A long name is cut; its value is not.
 _NAMED = "display:flex;gap:6px;white-space:nowrap"
 _SCALE = "display:flex;justify-content:space-between;width:200px;font-size:11px;opacity:.7"
-_MARKS = dict.fromkeys(("succeeded", "held", "released"), "✔") | {"failed": "✘", "cancelled": "✘"}
+_MARKS = dict.fromkeys(("succeeded", "held", "released"), "✔") | {"failed": "✘", "cancelled": "⊘"}
 # Ranks of the largest gang that has a row for each; a larger gang has bars of all GPUs.
 _ALL_RANKS = 16
 # Visible on light and on dark backgrounds.
-_COLOURS = {"✔": "#16a34a", "✘": "#ef4444", "▶": "#3b82f6"}
+_COLOURS = {"✔": "#16a34a", "✘": "#ef4444", "⊘": "#d97706", "▶": "#3b82f6"}
 
 
 P = TypeVar("P")
@@ -74,7 +75,8 @@ def summary(picture: Picture) -> str:
     state, elapsed, *facts = view.headline
     details, between = view.details
     plots = (f"{plot.name} {phrases.metric_summary(plot)}" for plot in picture.plots)
-    texts = [state, *facts, between.join(details), view.phrase(LARGEST_LOSS), *plots]
+    more = (*view.results, view.phrase(NOT_TRAINING))
+    texts = [state, *facts, between.join(details), *more, *plots]
     return f"hopsgpu {view.run_id} {elapsed}: {'; '.join(text for text in texts if text)}"
 
 
@@ -113,7 +115,7 @@ def heading(view: RunView) -> Iterable[Html]:
     text = " · ".join(facts)
     kind = Html(sign + html.escape(f" {view.run_id}"))
     yield html.title(kind, state, f"· {text}" if text else "")
-    for line in (between.join(details), view.phrase(LARGEST_LOSS), view.phrase(BEST)):
+    for line in (between.join(details), *view.results, view.phrase(NOT_TRAINING)):
         if line:
             yield html.element("div", line)
 
@@ -126,8 +128,8 @@ def _plots(picture: Picture) -> Html:
         summary = phrases.metric_summary(plot)
         drawn = lines_image(plot.traces, 200, 36, span=plot.steps)
         image = html.image(drawn, 200, 36, f"{plot.name} {summary}")
-        of_all = "" if plot.least == plot.most else f"ranks {plot.least:.4g} to {plot.most:.4g}"
-        cells.append(plot_html(plot.name, f"{plot.value:.4g}", image, phrases.scale(plot), of_all))
+        below = phrases.plot_bounds(plot)
+        cells.append(plot_html(plot.name, f"{plot.value:.4g}", image, phrases.scale(plot), below))
     return html.element("div", *cells)
 
 
@@ -136,7 +138,7 @@ def plot_html(name: str, value: str, image: Html, scale: tuple[str, str], below:
 
     Args:
         scale: labels of its left and right ends.
-        below: one more line.
+        below: one more line, with the range of the values.
     """
     named = html.element("span", name, style=_LINE)
     above = html.element("div", named, " ", html.bold(value), style=_NAMED)
@@ -153,7 +155,8 @@ def _ranks(picture: Picture) -> Html:
     has_gpus = any(row.gpu is not None for row in picture.rows)
     has_steps = any(row.step is not None for row in picture.rows)
     headers = ["rank", "host", *(["step"] if has_steps else [])]
-    headers += [*(["GPU", "GPU memory", ""] if has_gpus else []), ""]
+    gpu_headers = ["GPU use", "GPU memory", "GPU use, 0 to 100 % over time"]
+    headers += [*(gpu_headers if has_gpus else []), "ended"]
     most = SHOWN_RANKS if picture.ranks > _ALL_RANKS else _ALL_RANKS
     rows = [_rank(row, has_gpus, has_steps) for row in picture.rows[:most]]
     more = phrases.remaining_ranks(picture, len(rows))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Protocol
 
 from hopsgpu.core.gang import ENDS, GangState
-from hopsgpu.core.gpu_losses import largest_loss
+from hopsgpu.core.gpu_losses import time_not_training
+from hopsgpu.core.html import plain_line
 from hopsgpu.core.run_values import GpuSeconds, RunStatus, WorldReport
 from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.core.trials import SearchStatus
@@ -16,8 +18,10 @@ from hopsgpu.units import count_of
 _GIB = 2**30
 _UUID = 12
 _MAX_WORLDS = 8
+_MAX_VALUE = 160
 _REPEAT_SECONDS = 10.0
 _MIN_REASON_SECONDS = 1.0
+NOT_TRAINING = "GPU time not spent training"
 
 
 class Attempting(Protocol):
@@ -62,10 +66,11 @@ def state(name: str) -> str:
     return "starting ranks" if name == GangState.STARTING.value else name
 
 
-def loss(status: RunStatus | SearchStatus | ScoreStatus) -> str:
-    """Return, at the end, what most GPU time was lost to and how to reduce it; else ""."""
-    lost = largest_loss(status.gpu_seconds) if GangState(status.state) in ENDS else ""
-    return f"largest loss: {lost}" if lost else ""
+def not_training(status: RunStatus | SearchStatus | ScoreStatus) -> str:
+    """Return what most GPU time was lost to, at the end of a run that did not fail; else ""."""
+    has_advice = status.state in (GangState.SUCCEEDED.value, GangState.HELD.value)
+    lost = time_not_training(status.gpu_seconds) if has_advice else ""
+    return f"{NOT_TRAINING}: {lost}" if lost else ""
 
 
 def held_executors(status: SearchStatus | ScoreStatus) -> str:
@@ -148,11 +153,31 @@ def world_cells(world: WorldReport, requested: float | None) -> tuple[str, ...]:
     )
 
 
+def value(value: object) -> str:
+    """Return a value that a rank returned in one line of bounded length."""
+    short = reprlib.Repr()
+    short.maxother = short.maxstring = _MAX_VALUE
+    return plain_line(" ".join(short.repr(value).split()), _MAX_VALUE)
+
+
 def metric_summary(plot: Plot) -> str:
-    """Return a metric's last value, and its range over the ranks."""
+    """Return the first rank's first and last value of a metric, and its range over the ranks."""
+    first = plot.traces[0][0][1] if plot.traces and plot.traces[0] else plot.value
+    change = "" if first == plot.value else f"{first:.4g} → "
+    return f"{change}{plot.value:.4g}{_over_ranks(plot, ' (', ')')}"
+
+
+def plot_bounds(plot: Plot) -> str:
+    """Return the lowest and the highest value that is drawn, and the range over the ranks."""
+    values = [value for trace in plot.traces for _, value in trace]
+    bounds = f"{min(values):.4g} … {max(values):.4g}" if len(set(values)) > 1 else ""
+    return f"{bounds}{_over_ranks(plot, '; ' if bounds else '')}"
+
+
+def _over_ranks(plot: Plot, before: str = "", after: str = "") -> str:
     if plot.least == plot.most:
-        return f"{plot.value:.4g}"
-    return f"{plot.value:.4g} ({plot.least:.4g} to {plot.most:.4g})"
+        return ""
+    return f"{before}ranks {plot.least:.4g} to {plot.most:.4g}{after}"
 
 
 def scale(plot: Plot) -> tuple[str, str]:

@@ -312,7 +312,7 @@ class Scene(StatusScene[RunStatus]):
                 step=reported.get(_STEP),
                 gpu=gpu_of(reported),
                 trace=self._points(_OF_GPUS, rank),
-                ended="" if report is None else how_ended(report),
+                ended="" if report is None else how_ended(report, status.failed_rank),
             )
 
     def _plots(self) -> Iterable[Plot]:
@@ -335,12 +335,22 @@ def _ranks_of(status: RunStatus) -> int:
     return max(len(status.metrics), *(report.rank + 1 for report in status.ranks), 0)
 
 
-def how_ended(report: RankReport) -> str:
-    if report.stopped:
-        return "stopped"
-    if report.exit_code == 0:
+def how_ended(report: RankReport, failed_rank: int | None = None) -> str:
+    """Return how a rank ended, in words.
+
+    Args:
+        failed_rank: the rank whose failure ended the run; or None.
+    """
+    if report.exit_code == 0 and not report.stopped:
         return RETURNED
-    return report.signal or f"exit code {report.exit_code}"
+    how = report.signal or f"exit code {report.exit_code}"
+    if report.rank == failed_rank:
+        return f"failed first: {how}"
+    after = "" if failed_rank is None else f" after rank {failed_rank} failed"
+    if report.stopped:
+        return f"stopped{after}"
+    # The peers of a failed rank often fail too, because their connections to it end.
+    return f"ended{after}: {how}" if after else how
 
 
 def _is_ours(name: str) -> bool:

@@ -14,6 +14,7 @@ from hopsgpu.display import phrases
 from hopsgpu.display.base import Display, PlainLines, Shield, display_of
 from hopsgpu.display.score_phrases import ScoreFormatter
 from hopsgpu.display.search_phrases import SearchFormatter
+from hopsgpu.display.subjects import status_view
 from hopsgpu.units import count_of
 
 _REPEAT_SECONDS = 10.0
@@ -52,7 +53,9 @@ class _RunFormatter:
         if not is_news and now - self._reported_at < _REPEAT_SECONDS:
             return []
         self._state, self._last, self._reported_at = status.state, text, now
-        return [text, *_worlds(status), *filter(None, [phrases.loss(status)])]
+        results = status_view(status, status.elapsed).results
+        more = filter(None, [phrases.not_training(status)])
+        return [text, *_worlds(status), *results, *more]
 
     def label(self, rank: int, host: str) -> str:
         return f"rank {rank} {host}"

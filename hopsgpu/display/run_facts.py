@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hopsgpu.core.formats import local_time, size
-from hopsgpu.core.gpu_losses import largest_loss
+from hopsgpu.core.gpu_losses import time_not_training
 from hopsgpu.core.run_record import LOST, DataRecord
 from hopsgpu.core.run_values import GpuSeconds, Timeline, WorldReport
 from hopsgpu.core.trials import COMPLETE, PRUNED, Best
 from hopsgpu.display import phrases, score_phrases, search_phrases
+from hopsgpu.display.phrases import NOT_TRAINING
 from hopsgpu.units import count_of
 
 # Tones of a fact; a renderer chooses the colours.
@@ -23,11 +24,13 @@ GOOD, BAD, WARNING, STRONG, PLAIN = "good", "bad", "warning", "strong", ""
 TONES = {"succeeded": GOOD, COMPLETE: GOOD, "failed": BAD, LOST: BAD, "unreadable": BAD}
 TONES |= {"cancelled": WARNING, PRUNED: WARNING}
 # Names of facts that renderers place apart from the others.
-RUN, WAITS_FOR, BEST, TIME, GPU_SECONDS, LARGEST_LOSS = (
-    *("run", "waits for", "best", "time", "GPU seconds", "largest loss"),
-)
-_APART = (RUN, WAITS_FOR, BEST, TIME, GPU_SECONDS, LARGEST_LOSS)
+RUN, WAITS_FOR, TIME, GPU_SECONDS = "run", "waits for", "time", "GPU seconds"
+BEST, MODEL, VALUE = "best", "model", "value"
+_RESULTS = (BEST, MODEL, VALUE)
+_APART = (RUN, WAITS_FOR, TIME, GPU_SECONDS, NOT_TRAINING, *_RESULTS)
 _FIRST = ("state", "took")
+# The remedy of what ended these runs is another.
+_WITHOUT_ADVICE = ("failed", "cancelled", LOST)
 _LONGEST_PARAMS = 200
 _YARN_ID = re.compile(r"application_\d+_\d+")
 
@@ -108,6 +111,8 @@ class RunSubject:
         took: seconds until the end or until now.
         gang: ranks and GPUs that were requested, in words.
         held: executors that are here, in words.
+        model: URL of the version that it published; or None.
+        value: rank 0's value in words.
         left_out: number of entries by name that the record lacks.
     """
 
@@ -125,6 +130,7 @@ class RunSubject:
     application: str = ""
     queue: str = ""
     model: str | None = None
+    value: str = ""
     directory: str = ""
     environment: str = ""
     waiting_for: str = ""
@@ -161,6 +167,11 @@ class RunView:
     def phrase(self, name: str) -> str:
         """Return the phrase of a fact; "" if the view does not have it."""
         return next((fact.phrase for fact in self.facts if fact.name == name), "")
+
+    @property
+    def results(self) -> list[str]:
+        """Return the phrases about what the run has found or made."""
+        return [*filter(None, map(self.phrase, _RESULTS))]
 
     @property
     def headline(self) -> list[str]:
@@ -216,7 +227,8 @@ def _general_facts(subject: RunSubject, resource_manager: str) -> Iterator[RunFa
     yield RunFact("requested", "" if subject.requested is None else local_time(subject.requested))
     yield RunFact("took", "" if took is None else phrases.seconds(took))
     yield RunFact("gang", subject.gang)
-    yield RunFact("model", subject.model or "")
+    yield RunFact(MODEL, _model(subject.model), phrase=f"model {_model(subject.model)}")
+    yield RunFact(VALUE, subject.value, phrase=f"value of rank 0: {subject.value}")
     yield RunFact("directory", subject.directory)
     yield RunFact("environment", subject.environment)
     yield RunFact(WAITS_FOR, subject.waiting_for)
@@ -227,6 +239,17 @@ def _general_facts(subject: RunSubject, resource_manager: str) -> Iterator[RunFa
     if subject.left_out:
         counts = ", ".join(f"{count:,} {name}" for name, count in subject.left_out.items())
         yield RunFact("left out", f"{counts}: the record would be larger than 1 MiB", WARNING)
+
+
+def model_of(url: str | None) -> tuple[str, ...]:
+    """Return the name and the number of a version from its URL; nothing for None."""
+    parts = (url or "").rsplit("/", 2)
+    return tuple(parts[1:]) if len(parts) == 3 else ()
+
+
+def _model(url: str | None) -> str:
+    """Return name, number and URL of a version; "" for None."""
+    return f"{' version '.join(model_of(url))}, {url}" if url else ""
 
 
 def _progress_facts(subject: RunSubject) -> Iterator[RunFact]:
@@ -266,5 +289,5 @@ def _cost_facts(subject: RunSubject) -> Iterator[RunFact]:
     yield RunFact(TIME, ", ".join(f"{name} {phrases.seconds(took)}" for name, took in phases))
     if subject.gpu_seconds.held:
         yield RunFact(GPU_SECONDS, ", ".join(phrases.spent_texts(subject.gpu_seconds)))
-    if loss := largest_loss(subject.gpu_seconds):
-        yield RunFact(LARGEST_LOSS, loss, phrase=f"{LARGEST_LOSS}: {loss}")
+    lost = "" if subject.state in _WITHOUT_ADVICE else time_not_training(subject.gpu_seconds)
+    yield RunFact(NOT_TRAINING, lost, phrase=f"{NOT_TRAINING}: {lost}")

@@ -8,12 +8,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hopsgpu.artifacts.run_logs import RankLog, parse_log_name
 from hopsgpu.artifacts.runs import StoredRun
 from hopsgpu.core.formats import duration
-from hopsgpu.core.run_record import LOST, RankRecord, RunRecord, ScoreRecord, SearchRecord
+from hopsgpu.core.run_record import (
+    LOST,
+    ApplicationReport,
+    RankRecord,
+    RunRecord,
+    ScoreRecord,
+    SearchRecord,
+)
 from hopsgpu.core.run_values import WorldReport
 from hopsgpu.core.scores import FailedPart
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, RUNNING, TrialReport, finite_value
@@ -21,10 +28,13 @@ from hopsgpu.core.waits import Wait
 from hopsgpu.display import phrases, search_phrases
 from hopsgpu.display.picture import Point, how_ended
 from hopsgpu.display.run_facts import (
+    BAD,
+    WARNING,
     RunSubject,
     RunView,
     ScoreSubject,
     SearchSubject,
+    model_of,
     view_of,
 )
 from hopsgpu.units import count_of
@@ -47,6 +57,7 @@ class RunSummary:
         requested: when it began, in seconds since the epoch; or None.
         took: seconds until its end or until now; or None.
         gang: ranks and GPUs in words.
+        error: why it did not succeed, in one line.
         kind: "gang", "search" or "score".
     """
 
@@ -77,39 +88,59 @@ def summary_of(run: StoredRun, now: float, root: str = "") -> RunSummary:
     record, state = run.record, run.state_at(now)
     if record is None:
         return RunSummary(run.run_id, state, root, problem=run.problem, problem_kind=run.kind)
-    spec = record.spec
+    spec, is_lost = record.spec, state == LOST
+    is_running = not (record.has_ended or is_lost)
     least = "" if spec.least_workers is None else f"{spec.least_workers}-"
+    error = _why_lost(record, run.report, now) if is_lost else _outcome(record)
     return RunSummary(
         run_id=run.run_id,
         state=state,
         root=root,
         state_before="" if state == record.state else record.state,
-        is_running=record.is_running(now),
+        is_running=is_running,
         name=record.name,
         user=record.user,
         queue=record.queue,
         application=record.application,
         requested=record.timeline.requested,
-        took=record.seconds_taken(now),
+        took=run.seconds_taken(now),
         ranks=f"{least}{spec.workers}",
         gpus=record.gpus,
         gang=_gang(record),
         model=" ".join(model_of(record.model)),
-        error=(record.error or "").partition("\n")[0],
-        waiting_for=record.waiting_for if record.is_running(now) else "",
+        error=error,
+        waiting_for=record.waiting_for if is_running else "",
         kind=record.kind,
+    )
+
+
+def _outcome(record: RunRecord) -> str:
+    """Return why a run did not succeed, in one line; "" for other runs."""
+    if record.failure is not None:
+        return record.failure.summary.removeprefix(f"{record.run_id} ")
+    return (record.error or "").partition("\n")[0]
+
+
+def _why_lost(record: RunRecord, report: ApplicationReport | None, now: float) -> str:
+    """Return what is known about the end of a run whose driver recorded none."""
+    silent = f"its driver was last heard from {duration(now - record.updated)} ago"
+    if report is None:
+        return silent
+    host = record.environment.driver.get("host")
+    on = f" on {host}" if host else ""
+    if not report.has_ended:
+        return f"{silent}{on}; YARN says that {record.application} is {report.state}"
+    if report.diagnostics:
+        return f"{record.application} {report.state}: {report.diagnostics}"
+    return (
+        f"{record.application} {report.state}, and YARN gives no reason: the driver{on} ended"
+        " without recording why"
     )
 
 
 def newest(rows: Sequence[RunSummary], most: int) -> Sequence[RunSummary]:
     """Return at most so many runs of several roots, the newest first."""
     return sorted(rows, key=lambda row: (row.requested or 0.0, row.run_id), reverse=True)[:most]
-
-
-def model_of(url: str | None) -> tuple[str, ...]:
-    """Return the name and the number of a version from its URL; nothing for None."""
-    parts = (url or "").rsplit("/", 2)
-    return tuple(parts[1:]) if len(parts) == 3 else ()
 
 
 def _gang(record: RunRecord) -> str:
@@ -127,12 +158,16 @@ class Failure:
         traceback: the user's traceback; "" if there is none.
         words: the rest: which rank failed, where, and how.
         rank: the rank that failed first, or None.
+        name: "error", "lost" or "cancelled".
+        tone: BAD; WARNING if the run was cancelled.
     """
 
     full_text: str
     traceback: str
     words: str
     rank: int | None = None
+    name: str = "error"
+    tone: str = BAD
 
 
 @dataclass(frozen=True)
@@ -151,7 +186,8 @@ class RankRow:
 
     Attributes:
         gpus: UUIDs, abbreviated.
-        exit: exit code or signal, "runs", "lost", or "-" if nobody knows.
+        ended: how it ended, "runs", "lost", or "-" if nobody knows.
+        is_bad: whether it failed by itself; if one rank failed first, only that rank did.
         gpu_use: mean utilisation in [0, 1]; or None.
         now_use: last sampled utilisation in [0, 1] of a rank that runs; or None.
         memory: peak bytes of the host's memory; or None.
@@ -162,7 +198,6 @@ class RankRow:
     host: str
     pid: int
     gpus: str
-    exit: str
     ended: str
     is_bad: bool
     gpu_use: float | None
@@ -247,28 +282,34 @@ class RecordView(RunView):
 
 
 def record_view(
-    record: RunRecord, url: str, now: float, root: str = "", resource_manager: str = ""
+    record: RunRecord,
+    url: str,
+    now: float,
+    root: str = "",
+    resource_manager: str = "",
+    report: ApplicationReport | None = None,
 ) -> RecordView:
     """Return what people want to know about a run.
 
     Args:
         root: key of the root that it is below, on pages.
         resource_manager: URL of the ResourceManager's pages, for links; "" for no links.
+        report: YARN's report on the application of a silent run; None if it is unknown.
     """
-    summary = summary_of(StoredRun(record.run_id, record), now, root)
+    summary = summary_of(StoredRun(record.run_id, record, report=report), now, root)
     logs = {log: size for name, size in record.logs.items() if (log := parse_log_name(name))}
     ranks, score = record.ranks if record.kind == "gang" else (), record.score
     return RecordView(
         **vars(view_of(_subject_of(record, summary, url), resource_manager)),
         summary=summary,
-        failure=None if record.error is None else failure_of(record.error),
-        phases=tuple(_phases(record, now)),
+        failure=_failure(record, summary),
+        phases=tuple(_phases(record, summary)),
         waits=record.waits,
         worlds=record.worlds,
-        ranks=tuple(_rank_row(rank, record, logs, now) for rank in ranks),
+        ranks=tuple(_rank_row(rank, record, logs, summary) for rank in ranks),
         logs=tuple(sorted(logs.items())),
         model=model_of(record.model),
-        search=None if record.search is None else _search_view(record.search, record, now),
+        search=None if record.search is None else _search_view(record.search, summary, now),
         score=None
         if score is None
         else ScoreView(
@@ -348,6 +389,18 @@ def _score_subject(score: ScoreRecord, is_running: bool) -> ScoreSubject:
     )
 
 
+def _failure(record: RunRecord, summary: RunSummary) -> Failure | None:
+    if summary.state == LOST:
+        return Failure(summary.error, "", summary.error, name=LOST)
+    if record.error is None:
+        return None
+    rank = None if record.failure is None else record.failure.rank
+    failure = replace(failure_of(record.error), rank=rank)
+    if summary.state == "cancelled":
+        return replace(failure, name=summary.state, tone=WARNING)
+    return failure
+
+
 def failure_of(error: str) -> Failure:
     """Return an error with the user's traceback apart from the other words."""
     lines = error.splitlines()
@@ -355,27 +408,16 @@ def failure_of(error: str) -> Failure:
     ends = (n for n, line in enumerate(lines) if line.startswith(_WHOLE_LOG))
     last = next((n for n in ends if first is not None and n > first), len(lines))
     words = lines if first is None else lines[:first] + lines[last:]
-    first_words = words[0].split(" ", 2) if words else []
-    has_rank = (
-        len(first_words) > 1
-        and first_words[0] == "rank"
-        and first_words[1].isdecimal()
-        and len(first_words[1]) < 10
-    )
-    return Failure(
-        error,
-        "" if first is None else "\n".join(lines[first:last]),
-        "\n".join(words),
-        int(first_words[1]) if has_rank else None,
-    )
+    traceback = "" if first is None else "\n".join(lines[first:last])
+    return Failure(error, traceback, "\n".join(words))
 
 
-def _phases(record: RunRecord, now: float) -> Iterator[Phase]:
+def _phases(record: RunRecord, summary: RunSummary) -> Iterator[Phase]:
     """Yield the phases that have ended, and the present one of a run that is active."""
     phases = list(record.timeline.phases())
-    took = record.seconds_taken(now)
+    took = summary.took
     passed = sum(seconds for _, seconds in phases)
-    if record.is_running(now) and took is not None and took > passed:
+    if summary.is_running and took is not None and took > passed:
         phases.append((f"{phrases.state(record.state)} now", took - passed))
     total = sum(seconds for _, seconds in phases)
     begin = 0.0
@@ -386,26 +428,29 @@ def _phases(record: RunRecord, now: float) -> Iterator[Phase]:
 
 
 def _rank_row(
-    rank: RankRecord, record: RunRecord, logs: Mapping[RankLog, int], now: float
+    rank: RankRecord, record: RunRecord, logs: Mapping[RankLog, int], summary: RunSummary
 ) -> RankRow:
     number = rank.rank
     last = record.metrics[number] if number < len(record.metrics) else {}
     busy = (use for name, use in last.items() if re.fullmatch(r"gpu\..*\.utilisation", name))
     sampled = [use for use in busy if 0.0 <= use <= 1.0]
+    failed_rank = None if record.failure is None else record.failure.rank
+    is_culprit = number == failed_rank
     if rank.has_ended:
-        code, ended = str(rank.signal or rank.exit_code), how_ended(rank)
+        ended = how_ended(rank, failed_rank)
+    elif record.has_ended:
+        ended = STOPPED if rank.stopped else f"{LOST} first" if is_culprit else LOST
     else:
-        code = LOST if record.has_ended else "runs" if record.is_running(now) else "-"
-        ended = STOPPED if rank.stopped else code
+        ended = "runs" if summary.is_running else "-"
+    has_failed = rank.has_ended and rank.exit_code != 0 and not rank.stopped
     return RankRow(
         rank=number,
         role=rank.role,
         host=rank.host,
         pid=rank.pid,
         gpus=", ".join(map(phrases.uuid, rank.gpus)),
-        exit=code,
         ended=ended,
-        is_bad=rank.has_ended and rank.exit_code != 0 and not rank.stopped,
+        is_bad=is_culprit or (has_failed and failed_rank is None),
         gpu_use=rank.gpu_utilisation,
         now_use=sum(sampled) / len(sampled) if sampled and not rank.has_ended else None,
         memory=rank.peak_memory,
@@ -423,10 +468,10 @@ def reported_text(metrics: Mapping[str, object]) -> str:
     )
 
 
-def _search_view(search: SearchRecord, record: RunRecord, now: float) -> SearchView:
+def _search_view(search: SearchRecord, summary: RunSummary, now: float) -> SearchView:
     is_minimized = search.direction == "minimize"
     ended = sorted((t for t in search.trials if t.state != RUNNING), key=lambda t: t.ended or 0.0)
-    interrupted = "" if record.is_running(now) else STOPPED if record.has_ended else LOST
+    interrupted = "" if summary.is_running else LOST if summary.state == LOST else STOPPED
     best = None if search.best is None else search.best.number
     return SearchView(
         trials=tuple(

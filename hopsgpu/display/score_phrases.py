@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.scores import ScoreStatus
-from hopsgpu.display.phrases import ReportSchedule, held_executors, loss, seconds, state
+from hopsgpu.display.phrases import ReportSchedule, held_executors, not_training, seconds, state
 from hopsgpu.units import count_of
 
 
@@ -59,7 +59,7 @@ class ScoreFormatter:
     def news(self, status: ScoreStatus, now: float) -> Iterable[str]:
         if not self._schedule.is_due(status.state, status.waiting_for, now):
             return []
-        return [*filter(None, [summary(status), loss(status)])]
+        return [*filter(None, [summary(status), not_training(status)])]
 
     def label(self, worker: int, host: str) -> str:
         return label(worker, host)

@@ -40,7 +40,7 @@ def _plots(picture: SearchPicture) -> Html:
         name = f"best of {status.ended:,} trials"
         image = html.image(lines_image([picture.curve], _WIDTH, _HEIGHT), _WIDTH, _HEIGHT, name)
         first, last = picture.curve[0][1], picture.curve[-1][1]
-        below = "" if first == last else f"from {first:.4g}"
+        below = "" if first == last else f"{first:.4g} → {last:.4g}"
         scale = (f"trial {picture.curve[0][0]:,g}", f"{status.ended:,}")
         plots.append(plot_html(name, f"{last:.4g}", image, scale, below))
     if picture.held:
@@ -52,7 +52,8 @@ def _plots(picture: SearchPicture) -> Html:
             *(_WIDTH, _HEIGHT, f"{what} in use, and held"),
         )
         now = picture.status.moments[-1]
-        scale, held = ("0 s", phrases.seconds(picture.held[-1][0])), f"of {now.held:g} held"
+        scale = ("0 s", phrases.seconds(picture.held[-1][0]))
+        held = f"of {now.held:g} held; 0 … {bounds[1]:g}"
         plots.append(plot_html(f"{what} in use", f"{now.running:g}", image, scale, held))
     return html.element("div", *plots) if plots else Html("")
 
@@ -60,7 +61,7 @@ def _plots(picture: SearchPicture) -> Html:
 def _running(picture: SearchPicture) -> Html:
     if not picture.running:
         return Html("")
-    headers = ["running", "host", "GPU", "parameters", "step", "last value", ""]
+    headers = ["running", "host", "GPU", "parameters", "step", "last value", "for"]
     rows = [
         [
             trial.number,
@@ -79,7 +80,7 @@ def _running(picture: SearchPicture) -> Html:
 
 
 def trials_table(first: str, trials: Iterable[TrialReport]) -> Html:
-    headers = [first, "", "value", "parameters", "", "host", "GPU"]
+    headers = [first, "state", "value", "parameters", "took", "host", "GPU"]
     return html.table(headers, [row_of(trial, _PARAMS) for trial in trials])
 
 

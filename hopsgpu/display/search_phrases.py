@@ -17,7 +17,14 @@ from hopsgpu.core.trials import (
     TrialReport,
     Writer,
 )
-from hopsgpu.display.phrases import ReportSchedule, held_executors, loss, seconds, state, uuid
+from hopsgpu.display.phrases import (
+    ReportSchedule,
+    held_executors,
+    not_training,
+    seconds,
+    state,
+    uuid,
+)
 from hopsgpu.units import count_of
 
 _LONGEST = 80
@@ -149,7 +156,7 @@ class SearchFormatter:
         self._workers = status.workers
         lines = self._ends(status)
         if self._schedule.is_due(status.state, status.waiting_for, now):
-            lines += filter(None, [summary(status), loss(status)])
+            lines += filter(None, [summary(status), not_training(status)])
         return lines
 
     def _ends(self, status: SearchStatus) -> list[str]:

@@ -44,6 +44,8 @@ def status_view(status: RunStatus | SearchStatus | ScoreStatus, elapsed: float) 
         sizes=status.sizes,
         worlds=status.worlds,
         held=phrases.gang(status),
+        model=None if status.model is None else status.model.url,
+        value="" if status.value is None else phrases.value(status.value),
     )
     return view_of(replace(subject, timeline=status.timeline) if has_ended else subject)
 

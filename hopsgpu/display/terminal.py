@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from hopsgpu.core.html import plain_line
 from hopsgpu.display import phrases
 from hopsgpu.display.charts import ASCII, BLOCKS, SHARES, sparkline
+from hopsgpu.display.phrases import NOT_TRAINING
 from hopsgpu.display.picture import LogTail, Picture, Row
-from hopsgpu.display.run_facts import BEST, LARGEST_LOSS, RunView
+from hopsgpu.display.run_facts import RunView
 from hopsgpu.display.subjects import status_view
 from hopsgpu.display.tty import tty_of
 
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 _PLOT_WIDTH = 40
 _MIN_PLOT_WIDTH = 12
 _NAME_WIDTH = 24
-_VALUES_WIDTH = 26
+_VALUES_WIDTH = 34
 _INDENT = "  "
 _TRACE_WIDTH = 12
 _STEP_WIDTH = 10
 _MAX_LINES = 12
 _EXIT_SECONDS = 1.0
 _STYLES = dict.fromkeys(("succeeded", "held", "released"), "green")
-_STYLES |= {"failed": "red", "cancelled": "red"}
+_STYLES |= {"failed": "red", "cancelled": "yellow"}
 # Number of lines of the ranks' output that stay visible below a table of many ranks.
 _MIN_LINES = 4
 
@@ -167,10 +168,11 @@ def line_style(width: int, encoding: str) -> LineStyle:
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
-    mark = "…" if _is_utf(encoding) else "..."
+    mark, arrow = ("…", "→") if _is_utf(encoding) else ("...", "->")
 
     def format_line(text: str, style: str = "") -> Text:
-        printable = plain_line(text).encode(encoding, "backslashreplace").decode(encoding)
+        line = plain_line(text).replace("→", arrow)
+        printable = line.encode(encoding, "backslashreplace").decode(encoding)
         if cell_len(printable) > width:
             printable = set_cell_size(printable, max(width - len(mark), 0)) + mark[: max(width, 0)]
         return Text(printable, style=style, no_wrap=True)
@@ -182,7 +184,7 @@ def head(view: RunView, more: Sequence[str], shown: LineStyle, width: int) -> li
     """Return the first lines of a live display.
 
     Args:
-        more: further lines, above the largest loss.
+        more: further lines, above the GPU time not spent training.
     """
     from rich.cells import cell_len
 
@@ -193,8 +195,8 @@ def head(view: RunView, more: Sequence[str], shown: LineStyle, width: int) -> li
     line = shown(first)
     line.stylize(f"bold {_STYLES.get(view.state, 'cyan')}")
     room = max(width - len(_INDENT), 1)
-    best = view.phrase(BEST)
-    texts = [*filter(None, [best]), *more, *textwrap.wrap(view.phrase(LARGEST_LOSS), room)]
+    results = [line for text in view.results for line in textwrap.wrap(text, room)]
+    texts = [*results, *more, *textwrap.wrap(view.phrase(NOT_TRAINING), room)]
     return [
         line,
         *pack(rest, " - ", shown, width),

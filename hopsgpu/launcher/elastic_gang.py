@@ -91,6 +91,7 @@ class ElasticGangRun(GangRun):
             )
             loop.run(allocator)
         self._values = self._unpickle_values()
+        self._board.record_value(self._values[0])
 
 
 class _WorldThread:

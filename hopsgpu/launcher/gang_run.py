@@ -136,6 +136,7 @@ class GangRun(RunBody[GangResult]):
                     raise failure.error
                 self._board.record_retry()
         self._values = self._unpickle_values()
+        self._board.record_value(self._values[0])
 
     @contextlib.contextmanager
     def _prepare(self, recording: Recording) -> Iterator[Request]:

@@ -6,7 +6,7 @@ import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.core.gpu_losses import largest_loss
+from hopsgpu.core.gpu_losses import time_not_training
 from hopsgpu.core.run_values import RunOutcome
 from hopsgpu.display.cards import result_card
 from hopsgpu.units import count_of
@@ -34,6 +34,7 @@ class GangResult(RunOutcome):
         worlds: the worlds of an elastic gang, in order; none for a gang of one size.
         application: ID of the Spark application.
         queue: its YARN queue; "" without YARN.
+        failed_rank: the rank that failed first and ended the run; or None.
     """
 
     __module__ = "hopsgpu"
@@ -46,9 +47,13 @@ class GangResult(RunOutcome):
         return self.values[0] if self.values else None
 
     @property
-    def largest_loss(self) -> str:
-        """What most GPU time was lost to, and how to reduce it; "" if little was lost."""
-        return largest_loss(self.gpu_seconds)
+    def time_not_training(self) -> str:
+        """Most of the GPU time that was not spent training, and how to reduce it.
+
+        The text is "" if little was lost, or if the run held GPUs for less than a minute of GPU
+        time.
+        """
+        return time_not_training(self.gpu_seconds)
 
     def __repr__(self) -> str:
         # Values can be of any size; they must not hide the other fields.

@@ -14,7 +14,7 @@ from hopsgpu.artifacts.runs import CANCEL
 from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_use import Points, UsePoint, add_point
-from hopsgpu.core.run_record import EnvironmentRecord, RankRecord, RunRecord
+from hopsgpu.core.run_record import EnvironmentRecord, FailureRecord, RankRecord, RunRecord
 from hopsgpu.core.spec import redact
 from hopsgpu.core.waits import Wait, add_wait
 from hopsgpu.errors import StoreError
@@ -75,15 +75,22 @@ class Recording:
         self._use: Points = ()
         self._waits: tuple[Wait, ...] = ()
 
-    def put(self, state: str, error: str | None = None, reason: EndReason | None = None) -> None:
+    def put(
+        self,
+        state: str,
+        error: str | None = None,
+        reason: EndReason | None = None,
+        failure: FailureRecord | None = None,
+    ) -> None:
         """Have the run's state written to its record.
 
         Args:
             state: value of a GangState.
+            error: the error that ended the run, `failure` the same in short; or None.
             reason: why the run ended; None before its end.
         """
         with self._lock:
-            self._run.background.put(self._key, self._work(state, error, reason))
+            self._run.background.put(self._key, self._work(state, error, reason, failure))
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -115,7 +122,13 @@ class Recording:
     def _key(self) -> str:
         return f"the record of {self._run.run_id}"
 
-    def _work(self, state: str, error: str | None = None, reason: EndReason | None = None) -> Work:
+    def _work(
+        self,
+        state: str,
+        error: str | None = None,
+        reason: EndReason | None = None,
+        failure: FailureRecord | None = None,
+    ) -> Work:
         if self._followed is not None:
             self._logs |= self._followed.log_sizes()
         board, application, plan = self._run.board, self._run.application, self._run.plan
@@ -136,6 +149,7 @@ class Recording:
             attempt=board.attempt,
             error=error,
             reason=reason,
+            failure=failure,
             waiting_for=waiting_for,
             waits=self._waits,
             updated=now,

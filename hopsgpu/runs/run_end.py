@@ -8,7 +8,8 @@ from typing import Generic, TypeVar
 
 from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import GangState
-from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.core.run_record import FailureRecord
+from hopsgpu.errors import Cancelled, HopsGpuError, RankFailed
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run_details import RunDetails
@@ -20,6 +21,8 @@ R = TypeVar("R")
 
 # The end of a run gives up writing after this time without progress.
 KEEP_SECONDS = 120.0
+# Reasons for which hopsgpu stops all ranks; none of them failed first.
+_ENDS_OF_ALL_RANKS = (EndReason.TIMEOUT, EndReason.GPUS_IDLE)
 
 
 class RunBody(ABC, Generic[R]):
@@ -66,9 +69,12 @@ def run_to_end(body: RunBody[R], active: ActiveRun[StatusBoard], *, should_flush
     try:
         body.work(recording)
     except BaseException as error:
-        ended = state_of_failure(error)
+        ended, reason = state_of_failure(error), body.end_reason(error)
         log.info("%s: %s with %s", active.run_id, ended.value, type(error).__name__)
-        recording.put(ended.value, active.application.error_text(error), body.end_reason(error))
+        text = active.application.error_text(error)
+        failure = failure_record(error, text, reason)
+        board.failed_rank = failure.rank
+        recording.put(ended.value, text, reason, failure)
         body.queue_final_work()
         background.flush(KEEP_SECONDS)
         for problem in background.problems():
@@ -86,6 +92,21 @@ def run_to_end(body: RunBody[R], active: ActiveRun[StatusBoard], *, should_flush
             board.warn(problem)
     board.state(GangState.SUCCEEDED)
     return body.result()
+
+
+def failure_record(error: BaseException, text: str, reason: EndReason) -> FailureRecord:
+    """Return the error that ended a run in short.
+
+    Args:
+        text: the whole error.
+    """
+    first = text.partition("\n")[0]
+    if isinstance(error, RankFailed):
+        rank = None if reason in _ENDS_OF_ALL_RANKS else error.rank
+        return FailureRecord(error.summary, rank)
+    if isinstance(error, HopsGpuError) and not isinstance(error, Cancelled):
+        return FailureRecord(f"{type(error).__name__}: {first}")
+    return FailureRecord(first)
 
 
 def state_of_failure(error: BaseException) -> GangState:

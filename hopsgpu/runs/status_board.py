@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hopsgpu.attempts.rank_table import RankTable
 from hopsgpu.core.gang import GangState, may_follow
@@ -45,6 +45,9 @@ class StatusBoard(ABC):
     """The known state of a run in progress: written by the run's threads, read by any thread.
 
     The allocator writes too: a board is the `Watcher` of its executors.
+
+    Attributes:
+        failed_rank: the rank that failed first and ended the run; or None.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class StatusBoard(ABC):
         self._waited = 0.0
         self._waiting_since: float | None = None
         self._parked_hosts: tuple[str, ...] = ()
+        self.failed_rank: int | None = None
 
     def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
         """Record a state; a state may be repeated with other hosts or another reason to wait."""
@@ -221,6 +225,7 @@ class GangBoard(StatusBoard):
         self._departures: tuple[float, ...] = ()
         self._uploaded: float | None = None
         self._model: ModelVersion | None = None
+        self._value: Any = None
         self._attempt = 0
         self._before = GpuSeconds()
         # The ranks of the latest attempt that has some.
@@ -279,6 +284,11 @@ class GangBoard(StatusBoard):
             self._model = model
             self._mark("published", self._clock())
 
+    def record_value(self, value: Any) -> None:
+        """Record rank 0's value, for the display of a run that has succeeded."""
+        with self._lock:
+            self._value = value
+
     def record_retry(self) -> None:
         """Record that the gang starts again; add up the GPU seconds until now separately."""
         now = self._clock()
@@ -312,11 +322,14 @@ class GangBoard(StatusBoard):
                 waiting_for=self._why,
                 elapsed=self._elapsed_seconds,
                 ranks=self._reports,
+                failed_rank=self.failed_rank,
                 metrics=self._metrics,
                 timeline=self._timeline,
                 gpu_seconds=self._seconds_lately(now),
                 application=self.application,
                 queue=self.queue,
+                model=self._model,
+                value=self._value,
             )
 
     def show(self) -> None:
@@ -330,6 +343,7 @@ class GangBoard(StatusBoard):
                 metrics=self._metrics,
                 warnings=warnings,
                 ranks=self._reports,
+                failed_rank=self.failed_rank,
                 model=self._model,
                 timeline=self._timeline,
                 gpu_seconds=self._seconds(self._clock()),

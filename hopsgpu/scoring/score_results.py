@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hopsgpu.core.gpu_losses import largest_loss
+from hopsgpu.core.gpu_losses import time_not_training
 from hopsgpu.core.scores import ScoreOutcome
 from hopsgpu.display.cards import score_card
 from hopsgpu.units import count_of
@@ -46,9 +46,13 @@ class ScoreResult(ScoreOutcome):
         return spark.read.parquet(self.url)
 
     @property
-    def largest_loss(self) -> str:
-        """What most GPU time was lost to, and how to reduce it; "" if little was lost."""
-        return largest_loss(self.gpu_seconds)
+    def time_not_training(self) -> str:
+        """Most of the GPU time that was not spent training, and how to reduce it.
+
+        The text is "" if little was lost, or if the run held GPUs for less than a minute of GPU
+        time.
+        """
+        return time_not_training(self.gpu_seconds)
 
     def __repr__(self) -> str:
         parts = [f"run_id={self.run_id!r}", f"url={self.url!r}", count_of(self.rows, "row")]

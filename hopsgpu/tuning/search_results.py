@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hopsgpu.core.gpu_losses import largest_loss
+from hopsgpu.core.gpu_losses import time_not_training
 from hopsgpu.core.trials import AblationOutcome, SearchOutcome
 from hopsgpu.display.ablation import card, text
 from hopsgpu.display.search_cards import search_card
@@ -36,9 +36,13 @@ class SearchResult(SearchOutcome):
     __module__ = "hopsgpu.types"
 
     @property
-    def largest_loss(self) -> str:
-        """What most GPU time was lost to, and how to reduce it; "" if little was lost."""
-        return largest_loss(self.gpu_seconds)
+    def time_not_training(self) -> str:
+        """Most of the GPU time that was not spent training, and how to reduce it.
+
+        The text is "" if little was lost, or if the run held GPUs for less than a minute of GPU
+        time.
+        """
+        return time_not_training(self.gpu_seconds)
 
     def plot(self, path: str | Path) -> None:
         """Write a page with all trials and Optuna's plots, for a browser, to a local file.

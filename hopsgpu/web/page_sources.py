@@ -22,7 +22,7 @@ from hopsgpu.artifacts.model_listing import model_entry, tags_of, version_entry
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.run_logs import RankLog, log_file, log_sizes
 from hopsgpu.artifacts.run_uses import RunUses, read_uses
-from hopsgpu.artifacts.runs import READERS, RunStore, start_in_id
+from hopsgpu.artifacts.runs import READERS, RunStore, StoredRun, start_in_id
 from hopsgpu.core.queue_policy import QueueSnapshot
 from hopsgpu.core.run_record import RunRecord
 from hopsgpu.display.run_view import RunSummary, newest, summary_of
@@ -33,6 +33,7 @@ from hopsgpu.storage.lake_root import given_roots, roots_of_users
 from hopsgpu.web.checkpoint_rows import CheckpointRow, checkpoint_rows
 from hopsgpu.web.log_pages import LogPart, read_part
 from hopsgpu.web.metric_series import MetricFiles, MetricPlots
+from hopsgpu.yarn.silent_runs import SilentRuns, silent_runs
 
 if TYPE_CHECKING:
     from hopsgpu.yarn.cluster_gpus import ClusterGpus
@@ -157,6 +158,7 @@ class Sources:
         queues: returns the queues of gangs with the time there, and what cannot be read.
         find_roots: returns the roots, the caller's own first, and why others are unknown.
         resource_manager: URL of the ResourceManager's pages; "" without YARN.
+        silent: asks YARN about silent runs.
     """
 
     def __init__(
@@ -166,9 +168,11 @@ class Sources:
         find_roots: Callable[[], tuple[Sequence[LakePath], Sequence[str]]],
         resource_manager: str = "",
         clock: Callable[[], float] = time.time,
+        silent: SilentRuns = SilentRuns(None),  # noqa: B008 - without state
     ) -> None:
         self.clock = clock
         self.resource_manager = resource_manager
+        self.silent = silent
         self.cluster = cluster
         self._queues = queues
         self._find_roots = find_roots
@@ -231,21 +235,27 @@ class Sources:
         return readable, [str(ids) for _, ids in listings if not isinstance(ids, tuple)]
 
     def _rows(self, some: Sequence[tuple[Root, str]]) -> list[RunSummary]:
-        with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-            return list(pool.map(lambda pair: self._row(*pair), some))
-
-    def _row(self, root: Root, run_id: str) -> RunSummary:
-        key = (root.key, run_id)
         with self._lock:
-            cached = self._ended.get(key)
-        if cached is not None:
-            return cached
-        run = root.store.load(run_id)
-        row = summary_of(run, self.clock(), root.key)
+            rows = [self._ended.get((root.key, run_id)) for root, run_id in some]
+        unread = [pair for pair, row in zip(some, rows, strict=True) if row is None]
+
+        def load(number: int) -> StoredRun:
+            root, run_id = unread[number]
+            return root.store.load(run_id)
+
+        with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+            stored = list(pool.map(load, range(len(unread))))
+        now = self.clock()
+        runs = zip(unread, self.silent.with_reports(stored, load, now), strict=True)
+        read = iter([self._row(root, run, now) for (root, _), run in runs])
+        return [next(read) if row is None else row for row in rows]
+
+    def _row(self, root: Root, run: StoredRun, now: float) -> RunSummary:
+        row = summary_of(run, now, root.key)
         # A search or a score may be resumed, with the same id.
         if run.record is not None and run.record.has_ended and row.kind == "gang":
             with self._lock:
-                self._ended[key] = row
+                self._ended[root.key, run.run_id] = row
                 while len(self._ended) > _MAX_ENDED:
                     self._ended.popitem(last=False)
         return row
@@ -358,6 +368,7 @@ def live_sources(roots: Sequence[str], environ: Mapping[str, str]) -> Sources:
         queues,
         lambda: given_roots(roots) if roots else roots_of_users(os.environ),
         pages,
+        silent=silent_runs(environ),
     )
 
 

@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 from hopsgpu.artifacts.run_logs import RankLog
 from hopsgpu.artifacts.runs import run_name
 from hopsgpu.core import formats
-from hopsgpu.core.run_record import OTHER_SCHEMA, RunRecord, SearchRecord
+from hopsgpu.core.run_record import OTHER_SCHEMA, ApplicationReport, RunRecord, SearchRecord
 from hopsgpu.core.usage_report import DAY, GROUPINGS, USER, moment_of, sum_usage
 from hopsgpu.core.version import __version__
 from hopsgpu.display import phrases
@@ -179,7 +179,9 @@ class Pages:
         if record.value is None:
             return self._error(request, _status(record), f"run {run_id}: {record.problem}")
         url = root.store.directory(run_id).url
-        view = record_view(record.value, url, now, root.key, self._sources.resource_manager)
+        report = await self._report(record.value, now)
+        pages = self._sources.resource_manager
+        view = record_view(record.value, url, now, root.key, pages, report)
         plots, saved, asked, tail = await asyncio.gather(
             self._plots_of(root, run_id, view),
             self._read("checkpoints", self._sources.checkpoints, root, run_id, _ACTIVE_SECONDS),
@@ -217,6 +219,14 @@ class Pages:
 
     async def _record(self, root: Root, run_id: str) -> ReadResult[RunRecord]:
         return await self._read("record", self._sources.record, root, run_id)
+
+    async def _report(self, record: RunRecord, now: float) -> ApplicationReport | None:
+        """Return YARN's report on the application of a silent run; None if it is unknown."""
+        if not record.is_silent(now):
+            return None
+        silent = self._sources.silent
+        key = ("application", record.application)
+        return (await self._yarn.get(key, lambda: silent.report(record, now))).value
 
     async def _plots_of(self, root: Root, run_id: str, view: RecordView) -> ReadResult[MetricPlots]:
         return await self._plots(root, run_id) if view.summary.kind == "gang" else ReadResult(None)

@@ -139,10 +139,15 @@ def _check_form(
 
 
 class ResourceManager:
-    """A client of the ResourceManager, or of the active one of several."""
+    """A client of the ResourceManager, or of the active one of several.
 
-    def __init__(self, addresses: tuple[str, ...]) -> None:
+    Args:
+        seconds: limits to connect to an address, and to be answered.
+    """
+
+    def __init__(self, addresses: tuple[str, ...], seconds: tuple[float, float] = _SECONDS) -> None:
         self.addresses = addresses
+        self._seconds = seconds
         self._rounding_cache: Rounding | None = None
         # Address of the active one of several. It is asked first, so that requests do not wait for
         # a host that is down.
@@ -438,6 +443,16 @@ class ResourceManager:
         return application_state_of(self._app(application_id))
 
     @_check_form
+    def ended_since(self, time: float) -> tuple[ApplicationState, ...]:
+        """Return the applications that have ended since a time, in seconds since the epoch."""
+        ended = ",".join(ENDED)
+        listed = self.ask(
+            f"/ws/v1/cluster/apps?states={ended}&finishedTimeBegin={max(int(time * 1000), 0)}"
+            "&deSelects=resourceRequests,timeouts"
+        )
+        return tuple(map(application_state_of, (listed.get("apps") or {}).get("app") or []))
+
+    @_check_form
     def find_by_tag(self, tag: str) -> ApplicationState | None:
         """Return the application with a tag (`spark.yarn.tags`), or None."""
         listed = self.ask(f"/ws/v1/cluster/apps?applicationTags={quote(tag)}")
@@ -487,7 +502,7 @@ class ResourceManager:
         for number, address in enumerate(addresses):
             try:
                 # A standby ResourceManager redirects to the active one.
-                answer = get_json(address + path, _SECONDS, self._trail)
+                answer = get_json(address + path, self._seconds, self._trail)
             except NoAnswer as error:
                 log.info(
                     "the ResourceManager at %s did not answer %s: %s; next: %s",

@@ -40,11 +40,11 @@ def records(home: Path) -> Records:
     return record
 
 
-def test_a_slow_feed_is_the_largest_loss(told: Told, records: Records) -> None:
+def test_a_slow_feed_is_not_training(told: Told, records: Records) -> None:
     idle_runs.check_slow_feed(told, records)
 
 
-def test_checkpoints_are_the_largest_loss(told: Told, records: Records) -> None:
+def test_checkpoints_are_not_training(told: Told, records: Records) -> None:
     idle_runs.check_checkpoints(told, records)
 
 

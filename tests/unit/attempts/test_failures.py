@@ -341,3 +341,25 @@ def test_a_rank_that_exits_shows_what_it_wrote_before_its_traceback() -> None:
         *(f"  {line}" for line in (*lines[-7:], *usage[:-1])),
     ]
     assert told[-2] == "frames"
+
+
+@pytest.mark.parametrize(
+    ("end", "summary"),
+    [
+        (raised("ValueError: bad batch\nof 7 rows"), "ValueError: bad batch"),
+        (ended(signal="SIGTERM", exit_code=None), "rank 1 was ended by SIGTERM, which hopsgpu did"),
+        (ended(outcome={"status": "exited"}, exit_code=3), "rank 1 called sys.exit: exit code 3"),
+    ],
+)
+def test_a_failure_in_short_begins_with_what_failed(end: RankExit, summary: str) -> None:
+    error = rank_error(end, URL)
+    assert error.summary.startswith(summary) and "container" not in error.summary
+    assert "\n" not in error.summary
+
+
+def test_a_lost_executor_in_short() -> None:
+    error = executor_lost_error(place(), "Container released on a *lost* node.", URL)
+    assert error.summary == "the executor of rank 1 was lost: Container released on a *lost* node"
+    assert timeout_error(place(), 5.0, [1, 2], None, URL).summary == (
+        "run_timeout=5 s: rank 1 was still running"
+    )

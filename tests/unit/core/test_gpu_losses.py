@@ -1,4 +1,4 @@
-"""The parts of a run's GPU seconds, which add up, and the largest loss in one line."""
+"""The parts of a run's GPU seconds, which add up, and what most of them were lost to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import itertools
 
 import pytest
 
-from hopsgpu.core.gpu_losses import RankLosses, largest_loss, split_gpu_seconds, sum_gpu_seconds
+from hopsgpu.core.gpu_losses import (
+    RankLosses,
+    split_gpu_seconds,
+    sum_gpu_seconds,
+    time_not_training,
+)
 from hopsgpu.core.run_values import GpuSeconds
 
 
@@ -83,10 +88,10 @@ def test_attempts_add_up() -> None:
         ),
     ],
 )
-def test_the_largest_loss_is_named_with_what_mends_it(
+def test_the_time_not_spent_training_has_its_remedy(
     seconds: GpuSeconds, begin: str, mends: str
 ) -> None:
-    line = largest_loss(seconds)
+    line = time_not_training(seconds)
     assert line.startswith(begin) and mends in line
     assert "\n" not in line
 
@@ -95,13 +100,14 @@ def test_the_largest_loss_is_named_with_what_mends_it(
     "seconds",
     [
         GpuSeconds(),
-        split_gpu_seconds(4.0, 0.0),
+        split_gpu_seconds(59.9, 0.0),
+        split_gpu_seconds(70.0, 65.5),
         split_gpu_seconds(1000.0, 951.0),
         split_gpu_seconds(1000.0, 1000.0, losses=RankLosses(49.0)),
     ],
 )
 def test_little_is_no_loss(seconds: GpuSeconds) -> None:
-    assert largest_loss(seconds) == ""
+    assert time_not_training(seconds) == ""
 
 
 def test_what_a_rank_lost_counts_once() -> None:

@@ -220,12 +220,22 @@ def test_at_the_end_the_worlds_have_a_line_each() -> None:
     ) in told
 
 
-def test_the_end_names_the_largest_loss() -> None:
+def test_the_end_names_the_time_not_spent_training() -> None:
     out = io.StringIO()
     lines = RunLines(out=out, err=out)
     lost = split_gpu_seconds(2400.0, 2000.0, losses=RankLosses(720.0))
     running = RunStatus("r", "running", 0, 2, 2, (), "", 1.5, gpu_seconds=lost)
     lines.status(running)
-    assert "largest loss" not in out.getvalue()
+    assert "GPU time not spent training" not in out.getvalue()
     lines.status(replace(running, state="succeeded"))
-    assert "s: largest loss: 12 of 40 GPU minutes waited for data: read fewer" in out.getvalue()
+    told = "s: GPU time not spent training: 12 of 40 GPU minutes waited for data: read fewer"
+    assert told in out.getvalue()
+
+
+def test_runs_that_failed_get_no_advice() -> None:
+    out = io.StringIO()
+    lost = split_gpu_seconds(2400.0, 2000.0, losses=RankLosses(720.0))
+    for state in ("failed", "cancelled"):
+        status = RunStatus("r", state, 0, 2, 2, (), "", 1.5, gpu_seconds=lost)
+        RunLines(out=out, err=out).status(status)
+    assert "failed" in out.getvalue() and "not spent training" not in out.getvalue()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.core.gpu_losses import largest_loss, split_gpu_seconds
+from hopsgpu.core.gpu_losses import split_gpu_seconds, time_not_training
 from hopsgpu.core.run_values import RankReport, RunStatus, Timeline, WorldReport
 from hopsgpu.display import screens
 from hopsgpu.display.cell import page, summary
@@ -127,7 +127,7 @@ def test_metrics_of_other_steps_have_the_same_scale() -> None:
     drawn = [line.plain for line in lines_of(scene.picture(200.0), 80, 24, "utf-8")]
     named = [line for line in drawn if "accuracy" in line]
     # It begins half way.
-    assert re.match(r"  accuracy  {18,22}[▁▂▃▄▅▆▇█]{18,20} *  1$", named[0]), named
+    assert re.match(r"  accuracy  {14,19}[▁▂▃▄▅▆▇█]{14,17} *  0\.5 → 1$", named[0]), named
 
 
 def test_of_several_gpus_the_mean_and_the_sum() -> None:
@@ -335,16 +335,18 @@ def test_the_end_tells_how_long_each_part_took() -> None:
         assert lines == ["hopsgpu run-1: succeeded - 73.4 s", *(f"  {line}" for line in said)]
 
 
-def test_the_end_names_the_largest_loss_with_what_mends_it() -> None:
+def test_the_end_names_the_time_not_spent_training_with_its_remedy() -> None:
     lost = split_gpu_seconds(60.0, 40.0, starting=18.0)
+    assert time_not_training(lost)
     picture = Scene(replace(ENDED, gpu_seconds=lost), 0.0).picture(0.0)
-    line = f"largest loss: {largest_loss(lost)}"
+    line = f"GPU time not spent training: {time_not_training(lost)}"
     assert line in page(picture, "key") and line in summary(picture)
     shown = [text.plain for text in lines_of(picture, 60, 24, "utf-8")]
     assert line in " ".join(text.strip() for text in shown)
     assert max(map(len, shown)) <= 60
-    before = Scene(replace(ENDED, state="running", gpu_seconds=lost), 0.0).picture(0.0)
-    assert "largest loss" not in page(before, "key")
+    for state in ("running", "failed", "cancelled"):
+        other = Scene(replace(ENDED, state=state, gpu_seconds=lost), 0.0).picture(0.0)
+        assert "GPU time not spent training" not in page(other, "key")
 
 
 def test_ranks_that_import_are_starting() -> None:

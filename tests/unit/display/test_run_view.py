@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,17 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.artifacts.runs import StoredRun
 from hopsgpu.cli.run_tables import run_facts
-from hopsgpu.core.run_values import RunStatus
+from hopsgpu.core.run_record import ApplicationReport, FailureRecord, RankRecord, RunRecord
+from hopsgpu.core.run_values import RankReport, RunStatus
 from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.display import cell, score_screens, search_cell, search_terminal, terminal
 from hopsgpu.display.cards import result_card, run_card, score_card
-from hopsgpu.display.picture import Scene
-from hopsgpu.display.run_view import record_view
+from hopsgpu.display.picture import Scene, how_ended
+from hopsgpu.display.progress import RunLines
+from hopsgpu.display.run_facts import BAD, WARNING
+from hopsgpu.display.run_view import RecordView, record_view, summary_of
 from hopsgpu.display.score_screens import ScoreScene
 from hopsgpu.display.search_cards import search_card
 from hopsgpu.display.search_picture import SearchScene
@@ -60,3 +65,170 @@ def test_application_and_queue_are_in_every_view(
 ) -> None:
     shown = str(render(tmp_path / "lake" / "hopsgpu"))
     assert all(text in shown for text in PLACE.values()), shown
+
+
+ERROR = """rank 1 on node2 (container container_7, GPU GPU-2) raised ValueError: bad batch
+Traceback (most recent call last):
+ValueError: bad batch
+whole log: hdfs://lake/rank-1.log"""
+
+
+def view(state: str, **changes: Any) -> RecordView:
+    return record_view(record_of("run-1", state, **changes), "url", 1000.0)
+
+
+def rank(number: int, exit_code: int | None, *, stopped: bool = False) -> RankRecord:
+    return RankRecord(
+        number,
+        "worker",
+        "node1",
+        (),
+        7,
+        exit_code,
+        stopped=stopped,
+        has_ended=exit_code is not None,
+    )
+
+
+def test_a_failed_gang_shows_which_rank_failed_first() -> None:
+    ranks = (rank(0, 1, stopped=True), rank(1, 1), rank(2, 1), rank(3, 0))
+    failure = FailureRecord("ValueError: bad batch", 1)
+    failed = view("failed", error=ERROR, failure=failure, ranks=ranks)
+    assert [row.ended for row in failed.ranks] == [
+        "stopped after rank 1 failed",
+        "failed first: exit code 1",
+        "ended after rank 1 failed: exit code 1",
+        "returned",
+    ]
+    assert [row.is_bad for row in failed.ranks] == [False, True, False, False]
+    assert failed.failure is not None
+    assert (failed.failure.name, failed.failure.tone, failed.failure.rank) == ("error", BAD, 1)
+
+
+def test_a_rank_that_was_lost_first_is_the_culprit() -> None:
+    ranks = (rank(0, 1, stopped=True), rank(1, None), rank(2, None))
+    failed = view("failed", error="x", failure=FailureRecord("lost", 1), ranks=ranks)
+    ended = ["stopped after rank 1 failed", "lost first", "lost"]
+    assert [row.ended for row in failed.ranks] == ended
+
+
+def test_without_a_first_failure_ranks_show_their_own_ends() -> None:
+    ends = [
+        RankReport(0, "worker", "node1", (), 7, 1),
+        RankReport(1, "worker", "n", (), 7, None, "X"),
+    ]
+    assert [how_ended(end) for end in ends] == ["exit code 1", "X"]
+    assert how_ended(replace(ends[0], stopped=True)) == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("record", "outcome"),
+    [
+        (record_of("r-1"), ""),
+        (
+            record_of(
+                "r-1", "failed", error=ERROR, failure=FailureRecord("ValueError: bad batch", 1)
+            ),
+            "ValueError: bad batch",
+        ),
+        (
+            record_of("r-1", "cancelled", error="x", failure=FailureRecord("r-1 was cancelled")),
+            "was cancelled",
+        ),
+        (record_of("r-1", "failed", error="the lake is away\nmore"), "the lake is away"),
+        (record_of("r-1", "running", 900.0), "its driver was last heard from 1m40s ago"),
+    ],
+)
+def test_outcomes_begin_with_what_failed(record: RunRecord, outcome: str) -> None:
+    assert summary_of(StoredRun("r-1", record), 1000.0).error == outcome
+
+
+@pytest.mark.parametrize(
+    ("report", "state", "reason"),
+    [
+        (
+            ApplicationReport("FAILED", "Container released on a *lost* node", has_ended=True),
+            "lost",
+            "application_1_0001 FAILED: Container released on a *lost* node",
+        ),
+        (
+            ApplicationReport("FINISHED", "", has_ended=True),
+            "lost",
+            "application_1_0001 FINISHED, and YARN gives no reason: the driver on laptop ended"
+            " without recording why",
+        ),
+        (ApplicationReport("RUNNING", "", has_ended=False), "running", None),
+        (None, "running", None),
+    ],
+)
+def test_a_silent_run_is_lost_once_its_application_has_ended(
+    report: ApplicationReport | None, state: str, reason: str | None
+) -> None:
+    record = record_of("run-1", "running", 970.0)
+    shown = record_view(record, "url", 1000.0, report=report)
+    assert shown.state == state and shown.summary.is_running == (state == "running")
+    failure = shown.failure
+    assert (None if failure is None else failure.full_text) == reason
+    if failure is not None:
+        assert (failure.name, failure.tone, shown.summary.took) == ("lost", BAD, 75.0)
+
+
+def test_a_lost_run_whose_application_runs_says_so() -> None:
+    report = ApplicationReport("RUNNING", "", has_ended=False)
+    shown = record_view(record_of("run-1", "running", 700.0), "url", 1000.0, report=report)
+    assert shown.state == "lost" and shown.failure is not None
+    assert shown.failure.words == (
+        "its driver was last heard from 5m00s ago on laptop; YARN says that application_1_0001 is"
+        " RUNNING"
+    )
+
+
+def test_a_cancelled_run_does_not_look_like_a_failed_one() -> None:
+    failure = FailureRecord("run-1 was cancelled")
+    cancelled = view("cancelled", error="run-1 was cancelled", failure=failure)
+    assert cancelled.failure is not None
+    assert (cancelled.failure.name, cancelled.failure.tone) == ("cancelled", WARNING)
+    (state,) = (fact for fact in cancelled.facts if fact.name == "state")
+    assert state.tone == WARNING
+    pictures = [
+        Scene(replace(STATUS, state=state), 0.0).picture(0.0) for state in ("cancelled", "failed")
+    ]
+    marks = ["⊘" in cell.page(one, "key") for one in pictures]
+    styles = [str(terminal.lines_of(one, 120, 9, "utf-8")[0].spans[0].style) for one in pictures]
+    assert marks == [True, False] and styles == ["bold yellow", "bold red"]
+
+
+class Model:
+    url = "hdfs://lake/models/digits/3"
+
+
+class Odd:
+    def __repr__(self) -> str:
+        return "<b>\x1b[31m" + "x\n" * 1000
+
+
+def test_a_run_that_succeeded_shows_its_model_and_its_value() -> None:
+    model: Any = Model()
+    status = replace(STATUS, state="succeeded", model=model, value={"acc": 0.93})
+    picture = Scene(status, 0.0).picture(0.0)
+    shown = cell.page(picture, "key")
+    assert "model digits version 3, hdfs://lake/models/digits/3" in shown
+    assert "value of rank 0: {&#x27;acc&#x27;: 0.93}" in shown
+    lines = [line.plain for line in terminal.lines_of(picture, 70, 20, "utf-8")]
+    assert "  model digits version 3, hdfs://lake/models/digits/3" in lines
+    assert "  value of rank 0: {'acc': 0.93}" in lines
+    out = io.StringIO()
+    RunLines(out=out, err=out).status(status)
+    told = [line.partition(" s: ")[2] for line in out.getvalue().splitlines()]
+    assert told[1:] == [line.strip() for line in lines if "digits" in line or "value" in line]
+    view = record_view(record_of("run-1", model=model.url), "url", 1000.0)
+    assert [fact.text for fact in view.facts if fact.name == "model"] == [
+        "digits version 3, hdfs://lake/models/digits/3"
+    ]
+
+
+def test_a_value_is_bounded_and_escaped() -> None:
+    picture = Scene(replace(STATUS, state="succeeded", value=Odd()), 0.0).picture(0.0)
+    shown = cell.page(picture, "key")
+    assert "&lt;b&gt;" in shown and "<b>x" not in shown and "\x1b" not in shown
+    assert shown.count("x x") < 100

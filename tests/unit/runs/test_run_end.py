@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import GangState
+from hopsgpu.core.run_record import FailureRecord
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.display.progress import progress_of
-from hopsgpu.errors import Cancelled, GangTimeout, HopsGpuError
+from hopsgpu.errors import Cancelled, ConfigError, GangTimeout, HopsGpuError, RankFailed
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.recorder import Recording
 from hopsgpu.runs.run_details import RunDetails
-from hopsgpu.runs.run_end import RunBody, run_to_end
+from hopsgpu.runs.run_end import RunBody, failure_record, run_to_end
 from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.background import Background
 
@@ -132,3 +134,24 @@ def test_a_bug_is_recorded_and_raised_as_it_is(tmp_path: Path) -> None:
         run_to_end(run, run.active)
     assert not hasattr(caught.value, "result")
     assert (run.record["state"], run.record["error"]) == ("failed", "bug")
+
+
+FAILED = RankFailed("rank 1 on node1 raised ValueError: no", summary="ValueError: no", rank=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "failure"),
+    [
+        (FAILED, EndReason.USER_ERROR, FailureRecord("ValueError: no", 1)),
+        (FAILED, EndReason.TIMEOUT, FailureRecord("ValueError: no")),
+        (FAILED, EndReason.GPUS_IDLE, FailureRecord("ValueError: no")),
+        (
+            ConfigError("workers=0:\nno rank"),
+            EndReason.REFUSED,
+            FailureRecord("ConfigError: workers=0:"),
+        ),
+        (Cancelled("fit-1 was"), EndReason.CANCELLED, FailureRecord("fit-1 was")),
+    ],
+)
+def test_the_error_in_short(error: Exception, reason: EndReason, failure: FailureRecord) -> None:
+    assert failure_record(error, str(error), reason) == failure
