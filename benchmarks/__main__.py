@@ -69,8 +69,8 @@ def main(names: Sequence[str]) -> None:
     if wanted & {*IN_SESSION, *ON_CLUSTER}:
         with tempfile.TemporaryDirectory(prefix="hopsgpu-bench-") as directory:
             state = Path(directory) / "cluster"
-            devcluster.up(state)
             try:
+                devcluster.up(state)
                 os.environ.update(devcluster.environment(state))
                 figures |= {n: work() for n, work in ON_CLUSTER.items() if n in wanted}
                 figures |= _in_session(wanted)

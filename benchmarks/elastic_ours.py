@@ -50,8 +50,8 @@ def on_cluster() -> Iterator[None]:
     before = dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="hopsgpu-bench-") as directory:
         state = Path(directory) / "cluster"
-        devcluster.up(state, keep_classes=True)
         try:
+            devcluster.up(state, keep_classes=True)
             os.environ.update(devcluster.environment(state))
             spark = hopsgpu.session("bench")
             try:

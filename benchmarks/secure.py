@@ -63,8 +63,8 @@ def _signed_in(**options: bool) -> Iterator[dict[str, str]]:
     """Start a Kerberized cluster, and be alice in this process."""
     with tempfile.TemporaryDirectory(prefix="hopsgpu-bench-") as directory:
         state, before = Path(directory) / "cluster", dict(os.environ)
-        devcluster.up(state, kerberos=True, **options, keep_classes=True)
         try:
+            devcluster.up(state, kerberos=True, **options, keep_classes=True)
             os.environ.update(devcluster.environment(state))
             keytab = str(Realm(state / "kerberos").keytab("alice"))
             subprocess.run(["kinit", "-k", "-t", keytab, "alice"], check=True)
@@ -120,8 +120,8 @@ def _launches() -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="hopsgpu-bench-") as directory:
         plain = Path(directory) / "cluster"
         with _signed_in() as secure:
-            devcluster.up(plain, keep_classes=True)
             try:
+                devcluster.up(plain, keep_classes=True)
                 own = {n: v for n, v in secure.items() if not n.startswith("KRB5")}
                 own |= {"SPARK_SUBMIT_OPTS": "", "HADOOP_OPTS": "", **devcluster.environment(plain)}
                 for _ in range(_LAUNCHES):

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.lake_root import json_option
+from hopsgpu.cli.param_types import Seconds
 from hopsgpu.cli.signals import exit_on_signals
 
 if TYPE_CHECKING:
@@ -76,11 +78,18 @@ def cluster() -> None:
     " other.",
 )
 @click.option("--conf", metavar="FILE", help="YAML file of extra Hadoop properties, by site file.")
+@click.option(
+    "--timeout",
+    type=Seconds(1.0),
+    metavar="SECONDS",
+    help="Give up after this time.  [default: wait as long as the daemons make progress]",
+)
 def up(dir_: str | None, **options: Any) -> None:
     """Start a cluster and wait until it is ready.
 
-    If the cluster already runs, restart the daemons that have died. HDFS keeps its files from
-    before the last `down`; the nodes, GPUs and --conf are those of this `up`.
+    If daemons already run, also after an `up` that failed or was interrupted, start only the
+    missing ones. HDFS keeps its files from before the last `down`; the nodes, GPUs and --conf are
+    those of the first `up` after it.
     """
     from hopsgpu import devcluster as library
 
@@ -88,8 +97,27 @@ def up(dir_: str | None, **options: Any) -> None:
     settings: dict[str, Any] = {
         name: None if value is False else value for name, value in options.items()
     }
-    with exit_on_signals():
+    with exit_on_signals(), _hint_after_failure(dir_):
         library.up(dir_, **settings, say=click.echo)
+
+
+@contextmanager
+def _hint_after_failure(directory: str | None) -> Iterator[None]:
+    """Say how to continue if an error or an interrupt leaves daemons running."""
+    from hopsgpu.devcluster.layout import ClusterLayout
+    from hopsgpu.devcluster.state import load
+
+    try:
+        yield
+    except BaseException:
+        state = load(ClusterLayout.at(directory))
+        if state and state.is_running:
+            option = "" if directory is None else f" --dir {shlex.quote(directory)}"
+            click.echo(
+                f"daemons keep running: `hopsgpu cluster up{option}` continues with them,"
+                f" `hopsgpu cluster down{option}` stops them"
+            )
+        raise
 
 
 @cluster.command()

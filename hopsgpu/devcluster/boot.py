@@ -1,24 +1,18 @@
-"""Start daemons and wait until they are ready."""
+"""Starts daemons, in the order in which they need each other."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import shutil
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
-from hopsgpu.devcluster import probe
 from hopsgpu.devcluster.certificates import Certificates
-from hopsgpu.devcluster.config import ClusterSpec
 from hopsgpu.devcluster.config_files import container_environ
 from hopsgpu.devcluster.daemons import (
     MARKER,
+    DaemonProcess,
     last_lines,
     marker,
     members,
@@ -32,7 +26,6 @@ from hopsgpu.devcluster.layout import (
     DATANODE,
     FAILOVER_CONTROLLERS,
     KDC,
-    MASTER,
     MASTERS,
     NAMENODE,
     NAMENODES,
@@ -41,23 +34,18 @@ from hopsgpu.devcluster.layout import (
     ClusterLayout,
     node_names,
 )
+from hopsgpu.devcluster.readiness import raise_if_ended
 from hopsgpu.devcluster.realm import (
-    DAEMON_USERS,
-    USERS,
     Realm,
     container_variables,
     kdc_command,
     kdc_variables,
-    make_directories,
     realm_of,
 )
-from hopsgpu.devcluster.site_files import GPU_PLUGIN
 from hopsgpu.devcluster.standby import arguments_of
+from hopsgpu.devcluster.startup_wait import StartupWait, listening_ports
 from hopsgpu.devcluster.state import ClusterState, save
 from hopsgpu.errors import ClusterError
-from hopsgpu.units import count_of
-
-log = logging.getLogger(__name__)
 
 _HADOOP = "org.apache.hadoop"
 _CONTROLLER = f"{_HADOOP}.hdfs.tools.DFSZKFailoverController"
@@ -80,8 +68,6 @@ _HEAP_MIB = {
 _NODES_HEAPS_MIB = 1132
 # Hadoop before 3.5 uses internals of more packages of the JDK.
 _OPENED = ("java.lang", "java.util", "java.io", "java.net")
-_POLL_S = 0.1
-_READY_S = 120.0
 # A NodeManager stops its containers within this time, and then only waits to delete their logs.
 GRACE_S = 4.0
 # The variables that a daemon and its containers inherit from the shell. A real cluster's machines
@@ -97,36 +83,26 @@ def heap_mib(daemon: str, nodes: int) -> int:
 
 
 class DaemonStarter:
-    """Starts daemons, and stops them again if an error occurs.
+    """Starts daemons. A started daemon keeps running when a later step fails.
 
     Attributes:
         state: has every process started so far; saved at each start.
         started: daemon → time of the start, in epoch seconds.
     """
 
-    def __init__(self, layout: ClusterLayout, state: ClusterState, jars: DaemonJars) -> None:
-        self.state = self._before = state
-        self._layout = layout
+    def __init__(
+        self, layout: ClusterLayout, state: ClusterState, jars: DaemonJars, wait: StartupWait
+    ) -> None:
+        self.layout = layout
+        self.state = state
+        self.wait = wait
         self._jars = jars
         self._realm = realm_of(layout, state.spec)
         self.started: dict[str, float] = {}
 
-    @contextmanager
-    def stop_on_failure(self) -> Iterator[DaemonStarter]:
-        try:
-            yield self
-        except BaseException:
-            # The marker also finds a daemon's containers, but no process in its exec(2), whose
-            # environment cannot be read.
-            ours = [self.state.processes[daemon] for daemon in self.started]
-            marked = [m for daemon in self.started for m in members(self._layout.root, daemon)]
-            stop({*ours, *marked}, GRACE_S)
-            save(self._layout, self._before)
-            raise
-
     def start(self, daemon: str) -> None:
         """Start one daemon; `wait_ready` waits until it is ready."""
-        layout = self._layout
+        layout = self.layout
         # A NodeManager that was killed leaves its containers behind.
         stop(members(layout.root, daemon), GRACE_S)
         if daemon == KDC:
@@ -141,33 +117,36 @@ class DaemonStarter:
             process = spawn(argv, environ, home, layout.log(daemon))
             self.state = self.state.with_process(daemon, process)
             self.started[daemon] = time.time()
-        save(layout, self.state)
+            save(layout, self.state)
 
-    def log(self, daemon: str) -> Path:
-        return self._layout.log(daemon)
+    def check_format(self) -> None:
+        """Refuse an HDFS that was created for other daemons."""
+        layout = self.layout
+        if not layout.format_marker.exists():
+            return
+        before = layout.format_marker.read_text(encoding="utf-8") or self._jars.version
+        version, _, pair = before.partition(" ")
+        if version != self._jars.version:
+            raise ClusterError(
+                f"Hadoop {version} created the HDFS in {layout.root}, and"
+                f" {self._jars.version} may not read it: use another --dir, or remove this one"
+            )
+        if bool(pair) != self.state.spec.namenode_ha:
+            raise ClusterError(
+                f"the HDFS in {layout.root} was created for {'two' if pair else 'one'} NameNode"
+                f"{'s' if pair else ''}: use another --dir, or remove this one"
+            )
 
     def format_namenode(self) -> None:
         """Create the file system at the first start in a directory."""
-        layout, has_two = self._layout, self.state.spec.namenode_ha
+        layout, has_two = self.layout, self.state.spec.namenode_ha
         if layout.format_marker.exists():
-            before = layout.format_marker.read_text(encoding="utf-8") or self._jars.version
-            version, _, pair = before.partition(" ")
-            if version != self._jars.version:
-                raise ClusterError(
-                    f"Hadoop {version} created the HDFS in {layout.root}, and"
-                    f" {self._jars.version} may not read it: use another --dir, or remove this one"
-                )
-            if bool(pair) != has_two:
-                raise ClusterError(
-                    f"the HDFS in {layout.root} was created for {'two' if pair else 'one'} NameNode"
-                    f"{'s' if pair else ''}: use another --dir, or remove this one"
-                )
             return
         # Remove the leftovers of an interrupted format.
         for part in (*map(layout.name, NAMENODES), layout.edits, layout.data):
             shutil.rmtree(part, ignore_errors=True)
         options = (*arguments_of(NAMENODE, self.state.spec), "-format", "-nonInteractive")
-        self._run(NAMENODE, _MAIN[NAMENODE], options, "formatting HDFS", (0,))
+        self._run(NAMENODE, _MAIN[NAMENODE], options, "the format of HDFS", (0,))
         if has_two:
             # The second NameNode starts with the same image of an empty file system.
             shutil.copytree(layout.name(), layout.name(NAMENODES[1]))
@@ -179,7 +158,7 @@ class DaemonStarter:
         controller = FAILOVER_CONTROLLERS[0]
         options = (*arguments_of(controller, self.state.spec), "-formatZK", "-nonInteractive")
         # Status 2: the znode exists, because only ZooKeeper was restarted.
-        self._run(controller, _CONTROLLER, options, "preparing ZooKeeper", (0, 2))
+        self._run(controller, _CONTROLLER, options, "the preparation of ZooKeeper", (0, 2))
 
     def _run(
         self, daemon: str, main: str, options: Sequence[str], purpose: str, accepted: Sequence[int]
@@ -188,45 +167,51 @@ class DaemonStarter:
         argv = [*self._command(daemon, main, has_options=False), *options]
         # A name of its own: the daemon with its own name may be alive.
         name = f"{daemon}{options[-2]}"
-        log = self._layout.logs / f"{name}.log"
-        for directory in (log.parent, self._layout.temporary(daemon)):
+        log = self.layout.logs / f"{name}.log"
+        for directory in (log.parent, self.layout.temporary(daemon)):
             directory.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
-            environ = {**self._environ(daemon), MARKER: marker(self._layout.root, name)}
+            environ = {**self._environ(daemon), MARKER: marker(self.layout.root, name)}
             process = None
             try:
                 # On Ctrl-C, subprocess.run() would not wait for the end of the process.
                 process = subprocess.Popen(argv, env=environ, stdout=out, stderr=out)
-                status = process.wait()
+                self._await_end(process, name, purpose)
             finally:
                 if process is not None:
                     process.kill()
                     process.wait()
                 # Use the marker: an interrupt may have lost the reference to a started process.
-                stop(members(self._layout.root, name), GRACE_S)
-        if status not in accepted:
+                stop(members(self.layout.root, name), GRACE_S)
+        if process.returncode not in accepted:
             raise ClusterError(f"{purpose} failed ({log}):\n{last_lines(log)}")
 
+    def _await_end(self, process: subprocess.Popen[bytes], name: str, purpose: str) -> None:
+        def find_unmet() -> str:
+            return purpose if process.poll() is None else ""
+
+        self.wait.until_met(find_unmet, {name: DaemonProcess.of(process.pid)})
+
     def _command(self, daemon: str, main: str, *, has_options: bool = True) -> list[str]:
-        conf = self._layout.conf(daemon)
+        conf = self.layout.conf(daemon)
         spec = self.state.spec
         path = f"{conf}:{self._jars.class_path}"
         if spec.https:
-            path = f"{Certificates(self._layout.certificates).daemon_conf}:{path}"
-        conf_file = [str(self._layout.zookeeper_conf)] if daemon == ZOOKEEPER else []
+            path = f"{Certificates(self.layout.certificates).daemon_conf}:{path}"
+        conf_file = [str(self.layout.zookeeper_conf)] if daemon == ZOOKEEPER else []
         return [
             f"{self.state.java}/bin/java",
             f"-Xmx{heap_mib(daemon, self.state.spec.nodes)}m",
             *QUICK,
             *(self._realm.java_options if self._realm else ()),
             "-XX:+ExitOnOutOfMemoryError",
-            f"-XX:ErrorFile={self._layout.logs}/{daemon}-crash-%p.log",
+            f"-XX:ErrorFile={self.layout.logs}/{daemon}-crash-%p.log",
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
             "-Djava.net.preferIPv4Stack=true",
-            f"-Djdk.net.hosts.file={self._layout.hosts}",
+            f"-Djdk.net.hosts.file={self.layout.hosts}",
             f"-Dlog4j2.configurationFile={conf / 'log4j2-daemon.properties'}",
             f"-Dlog4j.configuration=file:{conf / 'log4j-daemon.properties'}",
-            f"-Djava.io.tmpdir={self._layout.temporary(daemon)}",
+            f"-Djava.io.tmpdir={self.layout.temporary(daemon)}",
             *("-cp", path),
             main,
             *((*arguments_of(daemon, spec), *conf_file) if has_options else ()),
@@ -236,24 +221,25 @@ class DaemonStarter:
         environ = {name: os.environ[name] for name in _INHERITED if name in os.environ}
         # A node's health check asks the node's own nvidia-smi, as its containers do.
         if daemon == KDC:
-            node = kdc_variables(Realm(self._layout.realm))
+            node = kdc_variables(Realm(self.layout.realm))
         elif daemon in MASTERS:
             node = container_variables(self._realm) if self._realm else {}
         else:
-            node = container_environ(self._layout, daemon, self._realm)
+            node = container_environ(self.layout, daemon, self._realm)
         return environ | {
             "PATH": os.environ.get("PATH", os.defpath),
             **node,
             "JAVA_HOME": self.state.java,
             # A node's health check records a hang there for its next run.
-            "TMPDIR": str(self._layout.temporary(daemon)),
-            "HADOOP_CONF_DIR": str(self._layout.conf(daemon)),
-            MARKER: marker(self._layout.root, daemon),
+            "TMPDIR": str(self.layout.temporary(daemon)),
+            "HADOOP_CONF_DIR": str(self.layout.conf(daemon)),
+            MARKER: marker(self.layout.root, daemon),
         }
 
 
 def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
     """Start daemons, in parallel as far as possible."""
+    starter.check_format()
     if KDC in daemons:
         # The other daemons get their tickets when they start.
         starter.start(KDC)
@@ -265,103 +251,20 @@ def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
             if daemon == NAMENODE:
                 starter.format_namenode()
             starter.start(daemon)
-    if ZOOKEEPER in daemons and starter.state.spec.namenode_ha:
+    controllers = [daemon for daemon in FAILOVER_CONTROLLERS if daemon in daemons]
+    if controllers:
         _await_port(starter, ZOOKEEPER)
         starter.prepare_election()
-    for daemon in FAILOVER_CONTROLLERS:
-        if daemon in daemons:
-            starter.start(daemon)
+    for daemon in controllers:
+        starter.start(daemon)
 
 
 def _await_port(starter: DaemonStarter, daemon: str) -> None:
-    port, log_file = starter.state.ports[f"{daemon}.rpc"], starter.log(daemon)
-    deadline = time.monotonic() + _READY_S
-    while True:
-        with contextlib.suppress(OSError), socket.create_connection((MASTER, port), _POLL_S):
-            return
-        if not starter.state.processes[daemon].alive or time.monotonic() > deadline:
-            raise ClusterError(f"{daemon} does not answer ({log_file}):\n{last_lines(log_file)}")
-        time.sleep(_POLL_S)
+    port, processes = starter.state.ports[f"{daemon}.rpc"], starter.state.processes
 
+    def find_unmet() -> str:
+        is_open = port in listening_ports()
+        raise_if_ended(starter.layout, starter.state)
+        return "" if is_open else f"{daemon} to listen on port {port}"
 
-def wait_ready(
-    layout: ClusterLayout, state: ClusterState, user: str, started: Mapping[str, float]
-) -> None:
-    """Poll the daemons until all of them are ready.
-
-    Args:
-        user: gets a home directory in HDFS.
-        started: daemon → time of the start, in epoch seconds, for the daemons of this `up`.
-
-    Raises:
-        ClusterError: a daemon ended (the message has the last lines of its log), or the deadline
-            passed.
-    """
-    realm = realm_of(layout, state.spec)
-    ask = probe.probe_of(layout, state)
-    steps: dict[str, Callable[[], bool]] = {
-        "HDFS": ask.is_hdfs_ready,
-        "HDFS's /tmp and /user": lambda: _are_directories_ready(ask, layout, state, realm, user),
-        "YARN": lambda: _are_nodes_registered(ask, state, started),
-    }
-    deadline = time.monotonic() + _READY_S
-    for what, is_ready in steps.items():
-        while not is_ready():
-            _raise_if_ended(layout, state)
-            if time.monotonic() > deadline:
-                nodes = ask.nodes() or ()
-                states = ", ".join(
-                    f"{n.name} {n.state} with {count_of(n.gpus, 'GPU')}" for n in nodes
-                )
-                raise ClusterError(
-                    f"{what} is not ready after {_READY_S:.0f} s (nodes: {states or 'none'}); "
-                    f"the logs are in {layout.logs}"
-                )
-            time.sleep(_POLL_S)
-    _raise_if_ended(layout, state)
-
-
-def _raise_if_ended(layout: ClusterLayout, state: ClusterState) -> None:
-    for daemon in state.dead:
-        log = layout.log(daemon)
-        raise ClusterError(f"{daemon} ended during startup ({log}):\n{last_lines(log)}")
-
-
-def _are_directories_ready(
-    ask: probe.Probe, layout: ClusterLayout, state: ClusterState, realm: Realm | None, user: str
-) -> bool:
-    """Create the directories that HDFS users need; return whether all exist.
-
-    /user is writable for all. On a Kerberized cluster another user could create a user's home
-    first, so the homes are created here and only their owners may read them.
-    """
-    if realm:
-        superuser = DAEMON_USERS[0]
-        homes = {f"/user/{name}": (0o700, name) for name in USERS}
-        shared = {path: (0o1777, superuser) for path in ("/tmp", "/user")}
-        error = make_directories(realm, layout.client, state.filesystem, {**shared, **homes})
-        log.debug("HDFS's directories: %s", error or "created")
-        return not error
-    directories = (("/tmp", "1777"), ("/user", "1777"), (f"/user/{user}", "755"))
-    return all(ask.make_directory(path, user, mode) for path, mode in directories)
-
-
-def _are_nodes_registered(
-    ask: probe.Probe, state: ClusterState, started: Mapping[str, float]
-) -> bool:
-    """Return whether every node runs with its GPUs, and has reported since its last start."""
-    running = {
-        node.name
-        for node in ask.nodes() or ()
-        if node.state == "RUNNING"
-        and _expected_gpus(state.spec, node.name) in (None, node.gpus)
-        and node.heard >= started.get(node.name, 0.0)
-    }
-    return running >= set(node_names(state.spec.nodes))
-
-
-def _expected_gpus(spec: ClusterSpec, node: str) -> int | None:
-    """Return how many GPUs a node must report; None if the user configures the plugin."""
-    overrides = {**spec.conf.sites.get("yarn-site", {}), **spec.conf.nodes.get(node, {})}
-    is_overridden = any(name.startswith(GPU_PLUGIN) for name in overrides)
-    return None if is_overridden else spec.gpus_per_node
+    starter.wait.until_met(find_unmet, {daemon: processes[daemon]}, (port,))

@@ -18,9 +18,11 @@ from hopsgpu.errors import ClusterError
 # A variable in the environment of every daemon and its containers; `marker` returns its value.
 MARKER = "HOPSGPU_CLUSTER_MEMBER"
 _TAIL_BYTES = 40_000
-_PROGRAM_SECONDS = 60.0
+_PROGRAM_SECONDS = 600.0
 _THREADS_SECONDS = 5.0
 _CAUSE = re.compile(r"Caused by:|^[\w.$]+(Exception|Error)\b")
+# utime, stime, cutime and cstime in the fields of /proc/<pid>/stat after the name.
+_CPU_TIMES = slice(11, 15)
 _SHELL = 'cd "$1" || exit 1; shift; exec "$@"'
 
 
@@ -30,6 +32,12 @@ class DaemonProcess:
 
     pid: int
     born: str
+
+    @classmethod
+    def of(cls, pid: int) -> DaemonProcess:
+        """Return the process of a pid that was not reaped yet."""
+        stat = _stat(pid)
+        return cls(pid, stat[1] if stat else "ended")
 
     @property
     def alive(self) -> bool:
@@ -41,6 +49,21 @@ class DaemonProcess:
             _reap(self.pid)
             return False
         return True
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal such as SIGSTOP has stopped the process."""
+        stat = _stat(self.pid)
+        return stat is not None and stat == ("T", self.born)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The CPU time of the process and of its children that have ended."""
+        try:
+            ticks = _stat_fields(self.pid)[_CPU_TIMES]
+        except OSError:
+            return 0.0
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
 def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path) -> DaemonProcess:
@@ -65,15 +88,14 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path)
         setsigmask=(),
     )
     # The process is our child and not yet reaped, so /proc has its entry even if it has ended.
-    stat = _stat(pid)
-    return DaemonProcess(pid, stat[1] if stat else "ended")
+    return DaemonProcess.of(pid)
 
 
 def run_logged(argv: Sequence[str], environ: Mapping[str, str], log: Path, stdin: str = "") -> None:
     """Run a program, wait for its end, and append its output to a log.
 
     Raises:
-        ClusterError: the program failed, or did not end within a minute.
+        ClusterError: the program failed, or did not end within ten minutes.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
@@ -174,12 +196,16 @@ def last_lines(log: Path, lines: int = 15) -> str:
 def _stat(pid: int) -> tuple[str, str] | None:
     """Return the state and the start time of a process, which identify it on this machine."""
     try:
-        # The name, in parentheses, may contain spaces and parentheses.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _stat_fields(pid)
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
     return fields[0], f"{boot}/{fields[19]}"
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Return the fields of /proc/<pid>/stat after the name, which may contain spaces."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def _await_threads(pid: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -100,14 +101,19 @@ def daemon_jars(
     report: Callable[[str], object],
     *,
     needs_zookeeper: bool = False,
+    timeout: float | None = None,
 ) -> DaemonJars:
     """Return the jars of the daemons, downloaded once for each version.
 
     One rename makes the directory appear, so an existing directory is complete. Then neither the
     network nor the resolver is used.
 
+    Args:
+        timeout: seconds that a download may take.
+
     Raises:
-        ClusterError: the resolver could not download the jars; the message has its output.
+        ClusterError: the resolver could not download the jars (the message has its output), or not
+            in time.
     """
     is_minicluster = (
         version == hadoop_version(spark)
@@ -133,7 +139,12 @@ def daemon_jars(
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetching-") as scratch:
         excluded = _IN_PYSPARK if is_minicluster else _ANNOTATIONS
         webapps = (spark / "jars").glob("hadoop-client-api-*.jar") if is_minicluster else ()
-        jars = _resolve(java, spark, packages, excluded, webapps, Path(scratch))
+        try:
+            jars = _resolve(java, spark, packages, excluded, webapps, Path(scratch), timeout)
+        except subprocess.TimeoutExpired as error:
+            raise ClusterError(
+                f"Hadoop {version}'s daemons were not downloaded within {error.timeout:.0f} s"
+            ) from error
         try:
             jars.rename(directory)
         except OSError:
@@ -150,6 +161,7 @@ def _resolve(
     excluded: Sequence[str],
     webapps: Iterable[Path],
     scratch: Path,
+    timeout: float | None,
 ) -> Path:
     """Run spark-submit only for its resolver; the submitted class prints a version.
 
@@ -161,11 +173,11 @@ def _resolve(
     # Ivy also searches ~/.m2, and fails if that has a dependency's description without its jar.
     # Then retry without that directory.
     ivy = scratch / "ivy"
-    completed = _run_resolver(java, spark, packages, excluded, ivy, "-Xshare:auto")
+    run = functools.partial(_run_resolver, java, spark, packages, excluded, ivy, timeout)
+    completed = run("-Xshare:auto")
     if completed.returncode and _INCOMPLETE in completed.stdout + completed.stderr:
         shutil.rmtree(ivy)  # Ivy would reuse its cached result
-        options = f"-Xshare:auto -Duser.home={scratch}"
-        completed = _run_resolver(java, spark, packages, excluded, ivy, options)
+        completed = run(f"-Xshare:auto -Duser.home={scratch}")
     fetched = list((ivy / "jars").glob("*.jar"))
     if completed.returncode or len(fetched) < len(packages):
         lines = [line.strip() for line in (completed.stdout + completed.stderr).splitlines()]
@@ -192,6 +204,7 @@ def _run_resolver(
     packages: Sequence[str],
     excluded: Sequence[str],
     ivy: Path,
+    timeout: float | None,
     options: str,
 ) -> subprocess.CompletedProcess[str]:
     command = [
@@ -205,7 +218,9 @@ def _run_resolver(
         *("--class", "org.apache.hadoop.util.VersionInfo", "spark-internal"),
     ]
     environ = {**os.environ, "JAVA_HOME": str(java.home), "SPARK_HOME": str(spark)}
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=timeout, check=False
+    )
 
 
 def _unpack_webapps(jar: Path, target: Path) -> None:

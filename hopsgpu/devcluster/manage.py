@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from hopsgpu.devcluster.java import find_java
 from hopsgpu.devcluster.layout import DATANODE, KDC, MASTER, NAMENODES, ZOOKEEPER, ClusterLayout
 from hopsgpu.devcluster.node_gpus import plan_gpus
 from hopsgpu.devcluster.ports import held_ports, port_names
+from hopsgpu.devcluster.readiness import wait_ready
 from hopsgpu.devcluster.realm import (
     REALM,
     USERS,
@@ -31,6 +31,7 @@ from hopsgpu.devcluster.realm import (
     create_realm,
     realm_of,
 )
+from hopsgpu.devcluster.startup_wait import StartupWait
 from hopsgpu.devcluster.state import ClusterState, load, locked, save
 from hopsgpu.errors import ClusterError
 from hopsgpu.units import count_of
@@ -76,10 +77,15 @@ def up(
     resourcemanager_ha: bool | None = None,
     preemption: bool | None = None,
     conf: str | Path | Mapping[str, Any] | None = None,
+    timeout: float | None = None,
     say: Say = print,
     keep_classes: bool = False,
 ) -> ClusterInfo:
     """Start a cluster, or its missing daemons, and wait until it is ready.
+
+    The wait lasts as long as the daemons make progress: log something new, open ports, or compute.
+    After an error, or an interrupt, daemons that run keep running, and the next `up` continues with
+    them.
 
     The arguments that are not listed are the attributes of `ClusterSpec`. None means the setting of
     the running cluster, else the default.
@@ -89,6 +95,7 @@ def up(
         gpus_per_node: number of GPUs per node, real ones if nvidia-smi answers, else simulated.
         hadoop: other versions than that of the installed PySpark are downloaded once.
         conf: a YAML file, or its content, a mapping of site file → property → value.
+        timeout: seconds after which `up` fails even if the daemons make progress.
         say: receives one line at a time.
         keep_classes: whether to cache the classes that Spark's JVMs load (about 200 MB), unless
             they are cached. Caching takes half a minute, and later JVMs start faster.
@@ -96,11 +103,11 @@ def up(
     Raises:
         ConfigError: a value is invalid.
         ClusterError: Java or the packages are missing, a daemon does not start, or the cluster runs
-            with other settings. Daemons that this call started are stopped again.
+            with other settings.
     """
     layout = ClusterLayout.at(dir)
     layout.check()
-    began = time.monotonic()
+    wait = StartupWait(layout, say, timeout)
     settings = {
         "nodes": nodes,
         "gpus_per_node": gpus_per_node,
@@ -117,31 +124,32 @@ def up(
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     requested = ClusterSpec(**settings)  # type: ignore[arg-type]
-    with locked(layout, say):
+    with locked(layout, say, wait.deadline):
         before = load(layout)
         if before and before.is_running:
             _check_same_settings(before.spec, settings, layout)
             spec, missing = before.spec, before.missing
-            if not missing:
-                # Wait: the `up` that started the cluster may have been killed before it was ready.
-                boot.wait_ready(layout, before, config_files.user_name(), {})
-                say(f"the cluster in {layout.root} is already running")
-                return _info(layout, before, ())
-            say(f"restarting dead daemons: {', '.join(missing)}")
+            if missing:
+                say(f"starting the missing daemons: {', '.join(missing)}")
         else:
             spec = requested
             missing = [*spec.daemons]
             _stop_everything(layout, before)
             before = replace(before, processes={}) if before else None
-        state = _start(layout, before, spec, missing, say)
+        if before and not missing:
+            # Wait: the `up` that started the daemons may have ended before they were ready.
+            state = before
+            wait_ready(wait, layout, state, config_files.user_name(), {})
+            if not wait.has_waited:
+                say(f"the cluster in {layout.root} is already running")
+                return _info(layout, state, ())
+        else:
+            state = _start(layout, before, spec, missing, wait, say)
         if keep_classes and (archive := archive_of(Path(state.java), pyspark_home())):
             url = f"{state.filesystem}/tmp/hopsgpu-classes"
             make_archive(archive, layout, _client_environ(layout, state), url, say)
     info = _info(layout, state, tuple(missing))
-    say(
-        f"up after {time.monotonic() - began:.1f} s: HDFS {info.filesystem}, "
-        f"YARN {info.resourcemanager}"
-    )
+    say(f"up after {wait.seconds:.1f} s: HDFS {info.filesystem}, YARN {info.resourcemanager}")
     say(f'point a shell at it: eval "$(hopsgpu cluster env{_option(dir)})"')
     if realm := realm_of(layout, state.spec):
         say(
@@ -156,6 +164,7 @@ def _start(
     before: ClusterState | None,
     spec: ClusterSpec,
     missing: list[str],
+    wait: StartupWait,
     say: Say,
 ) -> ClusterState:
     java, spark = find_java(), pyspark_home()
@@ -164,16 +173,25 @@ def _start(
     # Record the version: an `up` with another PySpark may restart dead daemons later.
     spec = replace(spec, hadoop=spec.hadoop or hadoop_version(spark))
     needs_zookeeper = ZOOKEEPER in spec.daemons
-    jars = daemon_jars(java, spark, spec.hadoop, say, needs_zookeeper=needs_zookeeper)
+    jars = daemon_jars(
+        java,
+        spark,
+        spec.hadoop,
+        say,
+        needs_zookeeper=needs_zookeeper,
+        timeout=wait.seconds_left,
+    )
     gpus = plan_gpus(layout.root, spec.nodes, spec.gpus_per_node)
     say(f"GPUs: {spec.nodes} × {spec.gpus_per_node}, {gpus.source}")
+    recorded = before.processes if before else {}
+    running = {daemon: p for daemon, p in recorded.items() if daemon not in missing}
     with _ports(layout, before, spec, missing) as ports:
         state = ClusterState(
             spec=spec,
             gpus=gpus.source,
             java=str(java.home),
             ports=ports,
-            processes=before.processes if before else {},
+            processes=running,
         )
         if KDC in missing:
             create_realm(Realm(layout.realm), layout, ports[f"{KDC}.rpc"])
@@ -182,9 +200,9 @@ def _start(
         config_files.write_conf(layout, state, gpus)
         for daemon in missing:
             say(f"{daemon}: log {layout.log(daemon)}")
-        with boot.DaemonStarter(layout, state, jars).stop_on_failure() as starter:
-            boot.start_all(starter, missing)
-            boot.wait_ready(layout, starter.state, config_files.user_name(), starter.started)
+        starter = boot.DaemonStarter(layout, state, jars, wait)
+        boot.start_all(starter, missing)
+        wait_ready(wait, layout, starter.state, config_files.user_name(), starter.started)
     return starter.state
 
 

@@ -18,7 +18,8 @@ from hopsgpu.yarn.answer_lists import join_repeated, with_lists
 if TYPE_CHECKING:
     from requests import Session
 
-_SECONDS = 5
+# An overloaded machine's daemons need this long for their first answers.
+_SECONDS = 15
 _GPU = "yarn.io/gpu"
 
 
@@ -28,6 +29,7 @@ class NodeStatus:
 
     Attributes:
         heard: time of the last health report, in epoch seconds.
+        health_report: why the node is not healthy; mostly "" for a healthy one.
     """
 
     name: str
@@ -39,6 +41,25 @@ class NodeStatus:
     cores: int
     cores_used: int
     heard: float
+    health_report: str
+
+
+@dataclass(frozen=True)
+class HdfsStatus:
+    """HDFS as its daemons see it.
+
+    Attributes:
+        roles: NameNode → "active", "standby" or another state; None if it does not answer.
+        file_system: "Operational", "safeMode", or "" if no NameNode is active.
+        live_datanodes: number of DataNodes that have registered with the active NameNode.
+        datanode_states: the DataNode's states, one for each NameNode that it serves; None if it
+            does not answer.
+    """
+
+    roles: Mapping[str, str | None]
+    file_system: str
+    live_datanodes: int
+    datanode_states: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -64,50 +85,48 @@ class Probe:
                 return tuple(sorted(nodes, key=lambda n: (len(n.name), n.name)))
         return None
 
-    def is_hdfs_ready(self) -> bool:
-        """Return whether a NameNode is active and out of safe mode, and the DataNode is running.
-
-        The DataNode is asked too: a NameNode takes ten minutes to notice that a DataNode has ended.
-        """
+    def hdfs(self) -> HdfsStatus:
         roles = {
             daemon: self._bean(daemon, "NameNode", "NameNodeStatus").get("State")
             for daemon in self.spec.namenodes
         }
-        active = [daemon for daemon, role in roles.items() if role == "active"]
-        if len(active) != 1 or None in roles.values():
-            return False
-        name = self._bean(active[0], "NameNode", "FSNamesystemState")
-        data = self._bean(DATANODE, "DataNode", "DataNodeInfo")
-        try:
-            actors = json.loads(data.get("BPServiceActorInfo") or "[]")
-        except ValueError:
-            return False
-        return (
-            name.get("FSState") == "Operational"
-            and int(name.get("NumLiveDataNodes", 0)) > 0
-            and any(actor.get("ActorState") == "RUNNING" for actor in actors)
+        active = next((daemon for daemon, role in roles.items() if role == "active"), None)
+        name = self._bean(active, "NameNode", "FSNamesystemState") if active else {}
+        actors = self._bean(DATANODE, "DataNode", "DataNodeInfo").get("BPServiceActorInfo")
+        return HdfsStatus(
+            roles,
+            file_system=str(name.get("FSState", "")),
+            live_datanodes=int(name.get("NumLiveDataNodes", 0)),
+            datanode_states=_actor_states(actors),
         )
 
-    def make_directory(self, path: str, user: str, mode: str) -> bool:
-        """Create an HDFS directory with exactly this mode; return whether that succeeded.
+    def make_directory(self, path: str, user: str, mode: str) -> str:
+        """Create an HDFS directory with exactly this mode; return "", or the error.
 
         The mode of an existing directory is set too.
         """
         import requests
 
-        def is_done_by(daemon: str) -> bool:
+        def error_of(daemon: str) -> str:
             url = f"{self._base(daemon)}/webhdfs/v1{path}"
             try:
                 with self._session() as session:
                     for op in ("MKDIRS", "SETPERMISSION"):
                         parameters = {"op": op, "user.name": user, "permission": mode}
-                        session.put(url, params=parameters, timeout=_SECONDS).raise_for_status()
-            except requests.RequestException:
-                return False
-            return True
+                        answer = session.put(url, params=parameters, timeout=_SECONDS)
+                        if not answer.ok:
+                            return f"{daemon}: status {answer.status_code}"
+            except requests.RequestException as error:
+                return f"{daemon}: {type(error).__name__}"
+            return ""
 
+        errors = []
         # A standby NameNode refuses.
-        return any(map(is_done_by, self.spec.namenodes))
+        for daemon in self.spec.namenodes:
+            if not (error := error_of(daemon)):
+                return ""
+            errors.append(error)
+        return ", ".join(errors)
 
     def _base(self, daemon: str) -> str:
         return f"{self.spec.scheme}://{MASTER}:{self.ports[f'{daemon}.web']}"
@@ -171,7 +190,18 @@ def _node(answer: Mapping[str, Any]) -> NodeStatus:
         cores=int(answer.get("usedVirtualCores", 0)) + int(answer.get("availableVirtualCores", 0)),
         cores_used=int(answer.get("usedVirtualCores", 0)),
         heard=int(answer.get("lastHealthUpdate", 0)) / 1000,
+        health_report=str(answer.get("healthReport") or "").strip(),
     )
+
+
+def _actor_states(actors: str | None) -> tuple[str, ...] | None:
+    """Return the states in a DataNode's BPServiceActorInfo, which is JSON text."""
+    if actors is None:
+        return None
+    try:
+        return tuple(str(actor.get("ActorState")) for actor in json.loads(actors))
+    except ValueError:
+        return ()
 
 
 def _gpus(resource: Any) -> int:

@@ -356,7 +356,9 @@ def make_directories(
         )
     except subprocess.TimeoutExpired:
         return f"no answer in {_SECONDS:.0f} s"
-    return "" if completed.returncode == 0 else completed.stderr.strip()[-500:]
+    if completed.returncode == 0:
+        return ""
+    return completed.stderr.strip()[-500:] or f"exit code {completed.returncode}"
 
 
 _MAKE_DIRECTORIES = """

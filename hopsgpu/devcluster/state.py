@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from hopsgpu.devcluster.layout import NAME_SERVICE, ClusterLayout
 from hopsgpu.errors import ClusterError
 
 _FORM = 4
+_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,13 @@ def save(layout: ClusterLayout, state: ClusterState) -> None:
 
 
 @contextmanager
-def locked(layout: ClusterLayout, report: Callable[[str], object]) -> Iterator[None]:
-    """Exclude any other `up` or `down` from a cluster's directory."""
+def locked(
+    layout: ClusterLayout, report: Callable[[str], object], deadline: float = math.inf
+) -> Iterator[None]:
+    """Exclude any other `up` or `down` from a cluster's directory.
+
+    Raise ClusterError if another one still runs at the deadline, by time.monotonic().
+    """
     try:
         layout.root.mkdir(parents=True, exist_ok=True)
         fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT, 0o600)
@@ -101,10 +109,23 @@ def locked(layout: ClusterLayout, report: Callable[[str], object]) -> Iterator[N
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             report(f"waiting for another `up` or `down` in {layout.root}")
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            _await_lock(fd, layout, deadline)
         yield
     finally:
         os.close(fd)
+
+
+def _await_lock(fd: int, layout: ClusterLayout, deadline: float) -> None:
+    if deadline == math.inf:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        return
+    # Poll: flock(2) has no timeout.
+    while time.monotonic() < deadline:
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(_POLL_SECONDS)
+    raise ClusterError(f"another `up` or `down` in {layout.root} has not ended in time")
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:

@@ -33,8 +33,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cluster of the example that the development cluster is not made of."""
     path = tmp_path_factory.mktemp("doctor")
     conf = {"capacity-scheduler": admin.yarn_file("capacity-scheduler-gpu-shares")}
-    devcluster.up(path, nodes=NODES, gpus_per_node=GPUS, conf=conf)
     try:
+        devcluster.up(path, nodes=NODES, gpus_per_node=GPUS, conf=conf)
         yield path
     finally:
         devcluster.down(path)

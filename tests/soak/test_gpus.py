@@ -13,6 +13,7 @@ import requests
 
 from hopsgpu import devcluster
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.contention import start_script
 
@@ -79,7 +80,6 @@ LAUNCHES = f"""
 """
 
 
-@pytest.mark.timeout(600)
 def test_four_executors_get_four_gpus_again_and_again_across_kills(
     cluster_env: dict[str, str],
     manager: ResourceManager,
@@ -88,7 +88,7 @@ def test_four_executors_get_four_gpus_again_and_again_across_kills(
 ) -> None:
     script = start_script(cluster_env, LAUNCHES, tmp_path)
     try:
-        out, err = script.communicate(timeout=540)
+        out, err = script.communicate(timeout=HANG_SECONDS)
     finally:
         script.kill()
         script.communicate()
@@ -140,20 +140,19 @@ def rest(web: str, path: str, body: object = None) -> Any:
     """The ResourceManager's answer; an administrator's POST where there is a body."""
     url, who = f"{web}/ws/v1/cluster/{path}", {"user.name": getpass.getuser()}
     if body is None:
-        answer = requests.get(url, timeout=20)
+        answer = requests.get(url, timeout=HANG_SECONDS)
     else:
-        answer = requests.post(url, json=body, params=who, timeout=20)
+        answer = requests.post(url, json=body, params=who, timeout=HANG_SECONDS)
     answer.raise_for_status()
     return answer.json() if body is None else None
 
 
-@pytest.mark.timeout(600)
 def test_marker_resources_and_node_labels(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     directory = tmp_path_factory.mktemp("types")
-    devcluster.up(directory, conf=MARKED)
     try:
+        devcluster.up(directory, conf=MARKED)
         env = {**os.environ, **devcluster.environment(directory)}
         (web,) = (
             d.web for d in devcluster.status(directory).daemons if d.name == "resourcemanager"
@@ -171,15 +170,15 @@ def test_marker_resources_and_node_labels(
         assert marked() == {"node1": 0, "node2": 0}
         script = start_script(env, TYPES, str(tmp_path), "-", "any")
         try:
-            assert until(lambda: len(list(tmp_path.iterdir())) == 2, 180)
+            assert until(lambda: len(list(tmp_path.iterdir())) == 2)
             assert marked() == {"node1": 0, "node2": 2}
             (tmp_path / "go").touch()
-            out, err = script.communicate(timeout=180)
+            out, err = script.communicate(timeout=HANG_SECONDS)
         finally:
             script.kill()
             script.communicate()
         assert out.split() == ["node2"], err[-3000:]
-        assert until(lambda: marked() == {"node1": 0, "node2": 0}, 60)
+        assert until(lambda: marked() == {"node1": 0, "node2": 0})
 
         label = {"nodeLabelInfo": [{"name": "fast", "exclusivity": "true"}]}
         rest(web, "add-node-labels", label)
@@ -188,7 +187,7 @@ def test_marker_resources_and_node_labels(
         # Spark's application master would end by a request for a host and a label.
         script = start_script(env, TYPES, str(tmp_path), "fast", "any", "pack")
         try:
-            out, err = script.communicate(timeout=240)
+            out, err = script.communicate(timeout=HANG_SECONDS)
         finally:
             script.kill()
             script.communicate()

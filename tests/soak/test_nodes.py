@@ -18,6 +18,7 @@ import pytest
 
 from hopsgpu import devcluster
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.cluster.test_gpus import BROKEN, said_by
 from tests.conftest import gone, gpus_become, until
 
@@ -33,7 +34,6 @@ CONF = {
 NODES = 3
 
 # Beside another cluster's tests an application takes a minute and more to start.
-pytestmark = pytest.mark.timeout(600)
 
 TRAINING = """
     import sys, time
@@ -98,8 +98,8 @@ class Training(NamedTuple):
 @pytest.fixture(scope="module")
 def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("nodes")
-    devcluster.up(directory, nodes=NODES, conf=CONF)
     try:
+        devcluster.up(directory, nodes=NODES, conf=CONF)
         yield directory
     finally:
         devcluster.down(directory)
@@ -125,7 +125,7 @@ def finished(own_cluster: Path, script: str, **variables: str) -> tuple[str, str
     """What a driver writes on stdout and stderr, which ends within five minutes."""
     driver = started(own_cluster, script, **variables)
     try:
-        return driver.communicate(timeout=300)
+        return driver.communicate(timeout=HANG_SECONDS)
     finally:
         driver.kill()
         driver.wait()
@@ -164,16 +164,16 @@ def training(own_cluster: Path, directory: Path) -> Iterator[Training]:
     """Ranks on two nodes, of whom and of whose GPUs nothing is left at the end."""
     driver = started(own_cluster, TRAINING, str(directory))
     try:
-        assert until(lambda: len(list(directory.glob("?-node?"))) == 2, 180)
+        assert until(lambda: len(list(directory.glob("?-node?"))) == 2)
         files = sorted(directory.glob("?-node?"))
-        assert until(lambda: all(f.read_text() for f in files), 60)
+        assert until(lambda: all(f.read_text() for f in files))
         hosts = [file.name.partition("-")[2] for file in files]
         pids = [int(file.read_text()) for file in files]
         apps = resource_manager(own_cluster).ask("/ws/v1/cluster/apps?states=RUNNING")
         master = apps["apps"]["app"][0]["amHostHttpAddress"].partition(":")[0]
         # A lost master is the end of the application, whatever becomes of the ranks.
         yield Training(driver, hosts, pids, int(hosts[0] == master))
-        assert until(lambda: all(map(gone, pids)), 60)
+        assert until(lambda: all(map(gone, pids)))
         assert gpus_become(resource_manager(own_cluster), 0, seconds=120)
     finally:
         driver.kill()
@@ -195,21 +195,21 @@ def test_a_node_without_a_usable_gpu_is_unhealthy_and_comes_back(
             own_cluster / "nodes" / host,
             lambda said: said.replace("<product_name>", f"{BROKEN}<product_name>"),
         ):
-            assert until(lambda: state() == "UNHEALTHY", 120)
+            assert until(lambda: state() == "UNHEALTHY")
             assert {n.state for n in manager.nodes() if n.host != host} == {"RUNNING"}
-            said, problem = running.driver.communicate(timeout=180)
+            said, problem = running.driver.communicate(timeout=HANG_SECONDS)
             print(said)
             assert running.driver.returncode == 3, problem
             assert f"\nfailed {host} the executor of rank {running.lost} on {host} was lost" in said
             assert "UNHEALTHY, and an unhealthy node loses all containers; its health" in said
             assert "check says: ERROR" in said
-        assert until(lambda: state() == "RUNNING", 120)
+        assert until(lambda: state() == "RUNNING")
 
 
 def kill_node_manager(own_cluster: Path, host: str) -> None:
     (manager,) = (d for d in devcluster.status(own_cluster).daemons if d.name == host)
     os.kill(manager.pid, signal.SIGKILL)
-    assert until(lambda: gone(manager.pid), 60)
+    assert until(lambda: gone(manager.pid))
 
 
 def test_a_node_manager_that_is_killed_does_not_end_the_training(
@@ -219,7 +219,7 @@ def test_a_node_manager_that_is_killed_does_not_end_the_training(
     with training(own_cluster, tmp_path) as running:
         kill_node_manager(own_cluster, running.hosts[running.lost])
         (tmp_path / "go").touch()
-        said, problem = running.driver.communicate(timeout=180)
+        said, problem = running.driver.communicate(timeout=HANG_SECONDS)
         assert f"values {' '.join(running.hosts)}" in said, problem
         print(said)
 
@@ -230,7 +230,7 @@ def test_a_node_manager_that_stays_lost_ends_the_training_and_is_named(
     """Spark is told when YARN gives the node up; the ranks there, out of YARN's reach, end too."""
     with training(own_cluster, tmp_path) as running:
         kill_node_manager(own_cluster, running.hosts[running.lost])
-        said, problem = running.driver.communicate(timeout=180)
+        said, problem = running.driver.communicate(timeout=HANG_SECONDS)
         print(said)
         assert running.driver.returncode == 3, problem
         host = running.hosts[running.lost]

@@ -19,11 +19,10 @@ from typing import Any
 import pytest
 
 from hopsgpu import devcluster
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
 # Applications start one after the other, each within a minute or two beside other tests.
-pytestmark = pytest.mark.timeout(1500)
-SECONDS = 400.0
 
 # Trains until there is a file `stop`, and prints each change of the run's status as JSON. A rank
 # returns how many steps there were, or False if one was skipped or repeated.
@@ -149,7 +148,7 @@ class Gang:
             found[:] = [status for status in self.said if holds(status)][:1]
             return bool(found) or self.process.poll() is not None
 
-        until(look, SECONDS, step=0.5)
+        until(look, step=0.5)
         assert found, f"{self.said[-8:]}\n{self._err.read_text()[-3000:]}"
         return found[0]
 
@@ -166,7 +165,7 @@ class Gang:
     def finish(self) -> dict[str, Any]:
         """Have the ranks return; return the result."""
         (self._directory / "stop").touch()
-        assert self.process.wait(SECONDS) == 0, self._err.read_text()[-3000:]
+        assert self.process.wait(HANG_SECONDS) == 0, self._err.read_text()[-3000:]
         result = self.said[-1]
         assert result["state"] == "succeeded"
         assert all(steps > 0 for steps in result["values"]), result["values"]
@@ -183,8 +182,8 @@ Start = Callable[..., Gang]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("preemption")
-    devcluster.up(directory, preemption=True)
     try:
+        devcluster.up(directory, preemption=True)
         yield directory
     finally:
         devcluster.down(directory)
@@ -193,7 +192,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @contextmanager
 def gpus_returned(cluster: Path) -> Iterator[None]:
     yield
-    assert until(lambda: devcluster.status(cluster).gpus_used == 0, 90, step=1.0)
+    assert until(lambda: devcluster.status(cluster).gpus_used == 0, step=1.0)
 
 
 @pytest.fixture

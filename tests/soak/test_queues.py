@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hopsgpu import devcluster
+from tests.bounds import HANG_SECONDS
 
 QUEUE = "yarn.scheduler.capacity.root"
 CAPACITY: Mapping[str, Any] = {
@@ -71,7 +72,7 @@ def tried(env: Mapping[str, str], queue: str, *workers: int) -> str:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANG_SECONDS,
         check=False,
     )
     whole = len(ran.stdout.splitlines()) == len(workers) > 0
@@ -79,13 +80,12 @@ def tried(env: Mapping[str, str], queue: str, *workers: int) -> str:
 
 
 # Four applications, one after the other.
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("conf", [CAPACITY, FAIR], ids=["capacity", "fair"])
 def test_what_the_queue_can_never_give_is_refused_and_the_rest_is_had(
     tmp_path: Path, conf: Mapping[str, Any]
 ) -> None:
-    devcluster.up(tmp_path, conf=conf)
     try:
+        devcluster.up(tmp_path, conf=conf)
         env = devcluster.environment(tmp_path)
         half = tried(env, "half", 3, 2)
         assert "3 refused True 3 executors" in half

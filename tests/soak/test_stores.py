@@ -18,6 +18,7 @@ from hopsgpu import devcluster
 from hopsgpu.artifacts.models import ModelStore, ModelVersion
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 from tests.conftest import gone, until
 
 PUBLISHERS = 8
@@ -39,8 +40,8 @@ LARGE = """
 @pytest.fixture(scope="module")
 def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[devcluster.ClusterInfo]:
     directory = tmp_path_factory.mktemp("stores")
-    info = devcluster.up(directory, nodes=1, gpus_per_node=1)
     try:
+        info = devcluster.up(directory, nodes=1, gpus_per_node=1)
         with pytest.MonkeyPatch.context() as patch:
             for name, value in devcluster.environment(directory).items():
                 patch.setenv(name, value)
@@ -88,16 +89,16 @@ def test_a_daemon_killed_and_restarted_in_mid_publish(
 ) -> None:
     with concurrent.futures.ThreadPoolExecutor(PUBLISHERS) as pool:
         publishers = [pool.submit(publish, lake.url, model) for _ in range(PUBLISHERS)]
-        assert until(lambda: written(lake), 60)
+        assert until(lambda: written(lake))
         (pid,) = (
             d.pid for d in devcluster.status(own_cluster.directory).daemons if d.name == daemon
         )
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        assert until(lambda: gone(pid), 60)
+        assert until(lambda: gone(pid))
         assert not all(publisher.done() for publisher in publishers)
         assert devcluster.up(own_cluster.directory).started == (daemon,)
-        came = [one for publisher in publishers for one in publisher.result(timeout=240)]
+        came = [one for publisher in publishers for one in publisher.result(timeout=HANG_SECONDS)]
     published = [one for one in came if isinstance(one, ModelVersion)]
     refused = [one for one in came if isinstance(one, StoreError)]
     for error in refused:
@@ -128,7 +129,7 @@ def test_three_gigabytes_need_little_memory(lake: LakePath, tmp_path: Path) -> N
     assert size == 3 * GIB + 2**20
     target = tmp_path / "copy"
     command = [sys.executable, "-c", textwrap.dedent(LARGE), lake.url, str(source), str(target)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
     print(said)

@@ -32,6 +32,7 @@ from hopsgpu.devcluster.state import ClusterState
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
 from hopsgpu.storage.spark_defaults import read_properties, spark_defaults
+from tests.bounds import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFAULTS = ROOT / "spark-conf" / "spark-defaults.conf"
@@ -256,7 +257,7 @@ def run_submit(home: Path, *arguments: str, **environ: str) -> subprocess.Comple
         input="typed",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.bounds import HANG_SECONDS
+
 ROOT = Path(__file__).parents[3]
 _MAKES_OWN = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
 
@@ -23,7 +25,7 @@ def checks(**variables: str) -> subprocess.CompletedProcess[str]:
         env={**environ, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
 

@@ -10,6 +10,7 @@ import pytest
 
 from hopsgpu.devcluster.node_gpus import PlannedGpu, parse_query, plan_gpus
 from hopsgpu.devcluster.nvidia_smi_standin import FIELDS, standin_script, wrapper_script
+from tests.bounds import HANG_SECONDS
 
 REAL = tuple(PlannedGpu(i, 7 - i, f"GPU-{i}", "NVIDIA <H100> & co", 81559) for i in range(4))
 
@@ -24,7 +25,7 @@ def script(path: Path, text: str) -> Path:
 def run(smi: Path, *args: str) -> subprocess.CompletedProcess[str]:
     # Without a PATH: the stand-in starts no other program.
     return subprocess.run(
-        [str(smi), *args], env={}, capture_output=True, text=True, check=False, timeout=60
+        [str(smi), *args], env={}, capture_output=True, text=True, check=False, timeout=HANG_SECONDS
     )
 
 

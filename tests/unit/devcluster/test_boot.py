@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.devcluster.boot import DaemonStarter
+from hopsgpu.devcluster.boot import DaemonStarter, start_all
 from hopsgpu.devcluster.config import ClusterSpec
 from hopsgpu.devcluster.hadoop_jars import DaemonJars
 from hopsgpu.devcluster.layout import ClusterLayout
+from hopsgpu.devcluster.startup_wait import StartupWait
 from hopsgpu.devcluster.state import ClusterState
 from hopsgpu.errors import ClusterError
 
@@ -30,7 +31,9 @@ def test_an_hdfs_that_does_not_fit_is_left_alone(
     block.touch()
     layout.format_marker.write_text("3.5.0")
     state = ClusterState(spec, "none", "/jdk", {})
-    starter = DaemonStarter(layout, state, DaemonJars(spec.hadoop, tmp_path, None))
+    wait = StartupWait(layout, print)
+    starter = DaemonStarter(layout, state, DaemonJars(spec.hadoop, tmp_path, None), wait)
     with pytest.raises(ClusterError, match=why):
-        starter.format_namenode()
+        start_all(starter, list(spec.daemons))
+    assert not starter.started
     assert block.exists() and layout.format_marker.read_text() == "3.5.0"

@@ -23,6 +23,7 @@ from hopsgpu.devcluster.standby import arguments_of
 from hopsgpu.devcluster.state import ClusterState
 from hopsgpu.errors import ConfigError
 from hopsgpu.yarn.resource_manager import web_addresses
+from tests.bounds import HANG_SECONDS
 
 WHOLE = ClusterSpec(kerberos=True, https=True, namenode_ha=True, resourcemanager_ha=True)
 
@@ -161,7 +162,7 @@ def test_the_fence_ends_the_name_node_that_was_active_and_no_other(tmp_path: Pat
     }
     try:
         subprocess.run([layout.fence], env={**os.environ, "target_namenodeid": "nn2"}, check=True)
-        assert running["nn2"].wait(10) == -signal.SIGKILL
+        assert running["nn2"].wait(HANG_SECONDS) == -signal.SIGKILL
         assert running["nn1"].poll() is None
         unknown = subprocess.run([layout.fence], env={"PATH": os.environ["PATH"]}, check=False)
         assert unknown.returncode == 1

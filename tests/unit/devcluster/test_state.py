@@ -14,6 +14,7 @@ from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.ports import port_names
 from hopsgpu.devcluster.state import ClusterState, load, locked, save
 from hopsgpu.errors import ClusterError, ConfigError
+from tests.bounds import HANG_SECONDS
 
 GONE = DaemonProcess(2**22 - 1, "never")
 
@@ -57,9 +58,9 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     thread = threading.Thread(target=second)
     with locked(layout, print):
         thread.start()
-        assert waiting.wait(10)
+        assert waiting.wait(HANG_SECONDS)
         order.append("first")
-    thread.join(10)
+    thread.join(HANG_SECONDS)
     assert order == ["first", "second"]
     assert "waiting for another" in said[0]
 

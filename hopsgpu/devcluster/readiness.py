@@ -1,0 +1,160 @@
+"""The conditions under which a cluster is ready.
+
+Each function returns "" if its condition is met, else what is missing, as it continues "waiting
+for".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from hopsgpu.devcluster import probe
+from hopsgpu.devcluster.config import ClusterSpec
+from hopsgpu.devcluster.daemons import last_lines
+from hopsgpu.devcluster.layout import ClusterLayout, node_names
+from hopsgpu.devcluster.realm import DAEMON_USERS, USERS, Realm, make_directories, realm_of
+from hopsgpu.devcluster.site_files import GPU_PLUGIN
+from hopsgpu.devcluster.startup_wait import StartupWait
+from hopsgpu.devcluster.state import ClusterState
+from hopsgpu.errors import ClusterError
+from hopsgpu.units import count_of
+
+log = logging.getLogger(__name__)
+
+
+def wait_ready(
+    wait: StartupWait,
+    layout: ClusterLayout,
+    state: ClusterState,
+    user: str,
+    started: Mapping[str, float],
+) -> None:
+    """Poll the daemons until all of them are ready.
+
+    Args:
+        user: gets a home directory in HDFS.
+        started: daemon → time of the start, in epoch seconds, for the daemons of this `up`.
+
+    Raises:
+        ClusterError: a daemon ended (the message has the last lines of its log), the deadline
+            passed, or the daemons make no progress.
+    """
+    realm = realm_of(layout, state.spec)
+    ask = probe.probe_of(layout, state)
+    conditions: list[Callable[[], str]] = [
+        lambda: describe_unready_hdfs(ask.hdfs()),
+        lambda: _describe_missing_directories(ask, layout, state, realm, user),
+        lambda: describe_unready_nodes(ask.nodes(), state.spec, started),
+    ]
+
+    def find_unmet() -> str:
+        while conditions:
+            unmet = conditions[0]()
+            raise_if_ended(layout, state)
+            if unmet:
+                return unmet
+            conditions.pop(0)
+        return ""
+
+    wait.until_met(find_unmet, state.processes, state.ports.values())
+
+
+def raise_if_ended(layout: ClusterLayout, state: ClusterState) -> None:
+    ended = [
+        f"{daemon} ended during startup ({layout.log(daemon)}):\n{last_lines(layout.log(daemon))}"
+        for daemon in state.dead
+    ]
+    if ended:
+        raise ClusterError("\n".join(ended))
+
+
+def describe_unready_hdfs(hdfs: probe.HdfsStatus) -> str:
+    """Describe what is missing until a NameNode is active and out of safe mode, and the DataNode
+    is running.
+
+    The DataNode is asked too: a NameNode takes ten minutes to notice that a DataNode has ended.
+    """
+    silent = [daemon for daemon, role in hdfs.roles.items() if role is None]
+    if silent:
+        return f"{' and '.join(silent)} to answer"
+    if list(hdfs.roles.values()).count("active") != 1:
+        roles = ", ".join(f"{daemon} is {role}" for daemon, role in hdfs.roles.items())
+        return f"one NameNode to become active ({roles})"
+    if hdfs.datanode_states is None:
+        return "datanode to answer"
+    if not hdfs.live_datanodes:
+        return "datanode to register with the NameNode"
+    if hdfs.file_system != "Operational":
+        return "the NameNode to leave safe mode"
+    if "RUNNING" not in hdfs.datanode_states:
+        return f"datanode to be RUNNING (it is {' and '.join(hdfs.datanode_states) or 'starting'})"
+    return ""
+
+
+def _describe_missing_directories(
+    ask: probe.Probe, layout: ClusterLayout, state: ClusterState, realm: Realm | None, user: str
+) -> str:
+    """Create the directories that HDFS users need.
+
+    /user is writable for all. On a Kerberized cluster another user could create a user's home
+    first, so the homes are created here and only their owners may read them.
+    """
+    if realm:
+        superuser = DAEMON_USERS[0]
+        homes = {f"/user/{name}": (0o700, name) for name in USERS}
+        shared = {path: (0o1777, superuser) for path in ("/tmp", "/user")}
+        error = make_directories(realm, layout.client, state.filesystem, {**shared, **homes})
+        log.debug("HDFS's directories: %s", error or "created")
+        return error and f"HDFS to create /tmp and /user ({error.splitlines()[-1]})"
+    for path, mode in (("/tmp", "1777"), ("/user", "1777"), (f"/user/{user}", "755")):
+        if error := ask.make_directory(path, user, mode):
+            return f"HDFS to create {path} ({error})"
+    return ""
+
+
+def describe_unready_nodes(
+    nodes: Sequence[probe.NodeStatus] | None, spec: ClusterSpec, started: Mapping[str, float]
+) -> str:
+    """Describe what is missing until every node runs with its GPUs, and has reported since its last
+    start.
+
+    Args:
+        nodes: the nodes that the active ResourceManager knows; None if none is active.
+    """
+    if nodes is None:
+        return f"{' or '.join(spec.resourcemanagers)} to answer"
+    names = node_names(spec.nodes)
+    by_name = {node.name: node for node in nodes}
+    problems = {
+        name: problem
+        for name in names
+        if (problem := _node_problem(by_name.get(name), spec, name, started.get(name, 0.0)))
+    }
+    if not problems:
+        return ""
+    ready = f"{len(names) - len(problems)} of {count_of(len(names), 'node')}"
+    details = "; ".join(f"{name} {problem}" for name, problem in problems.items())
+    return f"YARN's nodes ({ready} ready; {details})"
+
+
+def _node_problem(
+    node: probe.NodeStatus | None, spec: ClusterSpec, name: str, started: float
+) -> str:
+    if node is None:
+        return "has not registered"
+    if node.heard < started:
+        return "has not reported since it was started"
+    if node.state != "RUNNING":
+        return f"is {node.state}{f': {node.health_report}' if node.health_report else ''}"
+    expected = _expected_gpus(spec, name)
+    if expected not in (None, node.gpus):
+        return f"has {node.gpus} of {count_of(expected or 0, 'GPU')}"
+    return ""
+
+
+def _expected_gpus(spec: ClusterSpec, node: str) -> int | None:
+    """Return how many GPUs a node must report; None if the user configures the plugin."""
+    overrides = {**spec.conf.sites.get("yarn-site", {}), **spec.conf.nodes.get(node, {})}
+    is_overridden = any(name.startswith(GPU_PLUGIN) for name in overrides)
+    return None if is_overridden else spec.gpus_per_node
