@@ -187,7 +187,7 @@ other-objects: java $(addprefix $(VENV)/.installed-,dev gcs azure) $(EMULATORS)
 # All of them, whatever fails; then the page of what was seen.
 matrix: java $(ENVIRONMENTS:=/.installed)
 	@failed=0; $(foreach c,$(MATRIX),$(call environment,$(c))/bin/python -m pytest -q --record \
-	  --timeout 600 tests/matrix $(call versions,$(c)) || failed=1;) \
+	  tests/matrix $(call versions,$(c)) || failed=1;) \
 	$(call environment,$(CORNER))/bin/python -m tests.matrix.page; exit $$failed
 
 bench: java $(VENV)/.installed-bench

@@ -33,9 +33,11 @@ from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.launcher import arguments
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from tests.bounds import HANG_SECONDS
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-BACK_SECONDS = 10.0
+# Released executors are back much sooner, those that Spark gives up as idle after 60 s.
+BACK_SECONDS = 45.0
 CONTAINERS_ENV = "yarn.nodemanager.admin-env"
 # Who closes a file asks again when the NameNode has not heard of its last block yet, which is the
 # rule for small files; by default after 400 ms, in which WebHDFS serves nobody else either.
@@ -214,7 +216,7 @@ def hdfs_url(cluster_env: dict[str, str]) -> str:
 @pytest.fixture(scope="session")
 def spark(cluster_env: dict[str, str]) -> Iterator[SparkSession]:
     # A session goes without the copies of PySpark that another worker's is creating.
-    assert until(lambda: ARCHIVES in with_bytecode(os.environ), 120)
+    assert until(lambda: ARCHIVES in with_bytecode(os.environ))
     few = {
         "spark.dynamicAllocation.maxExecutors": 8,
         "spark.sql.shuffle.partitions": 2,
@@ -242,8 +244,8 @@ def nothing_warmed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments, "likely_imports", lambda: ())
 
 
-def until(holds: Callable[[], bool], seconds: float, step: float = 0.1) -> bool:
-    """Whether something holds within some seconds; for what nobody announces."""
+def until(holds: Callable[[], bool], seconds: float = HANG_SECONDS, *, step: float = 0.1) -> bool:
+    """Poll something that nobody announces; return whether it holds within some seconds."""
     deadline = time.monotonic() + seconds
     while not (held := holds()) and time.monotonic() < deadline:
         time.sleep(step)

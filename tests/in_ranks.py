@@ -16,6 +16,7 @@ from pathlib import Path
 
 import hopsgpu
 from hopsgpu.core.rank_warnings import CONTEXT_VARIABLE
+from tests.bounds import HANG_SECONDS
 
 
 def who_am_i(greeting: str) -> dict[str, object]:
@@ -100,7 +101,7 @@ def kill_at(first_attempts: int, whom: str) -> tuple[int, int]:
     context = hopsgpu.context()
     if context.attempt < first_attempts and context.rank == 1:
         os.kill(os.getpid() if whom == "rank" else executor_jvm(), signal.SIGKILL)
-        threading.Event().wait(60)
+        threading.Event().wait(HANG_SECONDS)
     return context.attempt, os.getppid()
 
 
@@ -139,7 +140,7 @@ def crash(how: str) -> None:
     if context.rank == 1:
         print("about to", how, flush=True)
         exec(how)
-    threading.Event().wait(60)
+    threading.Event().wait(HANG_SECONDS)
 
 
 def hang_in_an_all_reduce(directory: str) -> None:
@@ -156,7 +157,7 @@ def hang_in_an_all_reduce(directory: str) -> None:
         Path(directory, f"{hopsgpu.context().rank}-{number}").write_text(str(child.pid))
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:
-        threading.Event().wait(120)
+        threading.Event().wait(HANG_SECONDS)
     dist.all_reduce(torch.ones(1))
 
 

@@ -42,7 +42,7 @@ def python_workers(cluster: Path, container: str = "") -> list[tuple[int, int]]:
 
 def pids_in(directory: Path, number: int) -> list[int]:
     """What so many ranks have written, each into its file."""
-    assert until(lambda: len([f for f in directory.iterdir() if f.read_text()]) == number, 90)
+    assert until(lambda: len([f for f in directory.iterdir() if f.read_text()]) == number)
     return [int((directory / str(rank)).read_text()) for rank in range(number)]
 
 

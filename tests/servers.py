@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
 
@@ -31,7 +32,6 @@ def running_server(
     directory: Path,
     log: Path,
     is_ready: Callable[[], bool],
-    seconds: float,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[None]:
     """Run a server until the end of the block, which begins once it is ready.
@@ -41,7 +41,6 @@ def running_server(
         directory: its working directory.
         log: file for what it writes.
         is_ready: whether it is ready.
-        seconds: the longest time until then.
         variables: environment variables besides those of the test.
     """
     with log.open("wb") as output:
@@ -58,8 +57,8 @@ def running_server(
         return is_ready()
 
     try:
-        assert until(runs_and_is_ready, seconds), log.read_text()[-4000:]
+        assert until(runs_and_is_ready), log.read_text()[-4000:]
         yield
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(HANG_SECONDS)

@@ -44,7 +44,8 @@ _WRITTEN = frozenset(
 # Directories of models and data sets, which may be filled already and only read.
 _FILLED = frozenset({"HF_DATASETS_CACHE", "HF_HOME", "HF_HUB_CACHE", "KERAS_HOME", "TORCH_HOME"})
 
-IMPORT_SECONDS = 60.0
+# An overloaded node imports torch in a minute or two.
+IMPORT_SECONDS = 180.0
 
 
 @dataclass(frozen=True)

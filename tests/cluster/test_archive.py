@@ -41,7 +41,7 @@ def test_a_new_executor_maps_it(
         assert 'JAVA_VERSION="17' not in (Path(cluster_env["JAVA_HOME"]) / "release").read_text()
         return
     # An `up` of another cluster may be at it, for which this cluster's did not wait.
-    assert until(archive.file.exists, 600, step=1)
+    assert until(archive.file.exists, step=1)
     with hopsgpu.hold(workers=1, progress="off"):
         maps = maps_of_executors(cluster_dir)
     assert any(str(archive.file) in text for text in maps), len(maps)

@@ -16,6 +16,7 @@ import hopsgpu
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.cluster.test_launch import executor_jvms
 from tests.conftest import gpus_become, until
 from tests.in_ranks import kill_when_noted
@@ -98,14 +99,14 @@ def test_the_first_executor_that_cannot_reach_the_driver_ends_the_launch(
 
     others = executor_jvms(cluster_dir)
     run = hopsgpu.submit(os.getpid, workers=2, progress=note)
-    assert until(lambda: len(executor_jvms(cluster_dir) - others) == 2, 120, step=0.02)
+    assert until(lambda: len(executor_jvms(cluster_dir) - others) == 2, step=0.02)
     # One never gets as far as to register. Of one that has, the other would fetch Spark's
     # broadcast of the task, and wait for it until spark.network.timeout (120 s) is over.
     frozen = (executor_jvms(cluster_dir) - others).pop()
     os.kill(frozen, signal.SIGSTOP)
     began = time.monotonic()
     try:
-        assert given_up.wait(60)
+        assert given_up.wait(HANG_SECONDS)
         print(f"given up {time.monotonic() - began:.1f} s after the executors were started")
     finally:
         # Spark can only end an executor that has registered.

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.in_ranks import who_and_where
 
 STEPS = 6
@@ -26,7 +27,7 @@ def gang(spark: SparkSession) -> Iterator[hopsgpu.Gang]:
 
 def runs(gang: hopsgpu.Gang) -> LakePath:
     """Where runs leave what they left, once their logs are there, which is soon after them."""
-    gang._background.flush(60)
+    gang._background.flush(HANG_SECONDS)
     return LakePath(f"{hopsgpu.plan(sys.exit).paths['root']}/runs")
 
 
@@ -89,7 +90,7 @@ def test_what_a_rank_logs_grows_on_the_lake(gang: hopsgpu.Gang) -> None:
             with events.open("ab") as file:
                 file.write(b"event %d of rank %d\n" % (number, context.rank))
             there = LakePath(context.log_dir_url) / f"rank-{context.rank}"
-            deadline = time.monotonic() + 90
+            deadline = time.monotonic() + HANG_SECONDS
             while number < 2 and time.monotonic() < deadline:
                 sizes = [entry.size for entry in there.entries()] if there.names() else []
                 if sizes == [events.stat().st_size]:

@@ -12,6 +12,7 @@ import pyspark
 import pytest
 
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
 # Fails the start of Spark's user interface, once, as its own race does: in a filter, while the
@@ -111,7 +112,7 @@ def test_a_script_launches_what_it_defines_and_its_failure_shows_its_own_frames_
         capture_output=True,
         text=True,
         check=False,
-        timeout=250,
+        timeout=HANG_SECONDS,
     )
     assert "value 42" in ran.stdout, ran.stderr
     assert "[rank 0 node" in ran.stdout and "trained" in ran.stdout
@@ -131,9 +132,7 @@ def test_a_script_launches_what_it_defines_and_its_failure_shows_its_own_frames_
         apps = manager.ask("/ws/v1/cluster/apps")["apps"]["app"]
         return [app["state"] for app in apps if app["name"] == "console"]
 
-    assert until(lambda: len(states()) > 1 and set(states()) <= {"FINISHED", "KILLED"}, 30), (
-        states()
-    )
+    assert until(lambda: len(states()) > 1 and set(states()) <= {"FINISHED", "KILLED"}), states()
     start = said.partition("the session is there")[0]
     assert not re.search(r"^(\tat |java\.|org\.)", start, re.MULTILINE), start
     # The wait was explained, and not by Spark; who waits for something else is told again.

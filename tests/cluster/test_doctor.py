@@ -14,6 +14,7 @@ import pytest
 
 import hopsgpu
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
 pytestmark = pytest.mark.usefixtures("nothing_warmed")
@@ -39,7 +40,7 @@ def doctor(env: dict[str, str], *arguments: str) -> tuple[int, Found]:
         env=env,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert ran.stdout, ran.stderr
@@ -63,7 +64,9 @@ def own_script(directory: Path) -> list[str]:
 
 def submitted(command: list[str], env: dict[str, str]) -> None:
     """Runs the script, which must see the archive and launch."""
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=250, check=False)
+    ran = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     assert ran.stdout.splitlines() == ["given [True] launched True a b"], ran.stderr[-2000:]
 
 
@@ -72,7 +75,7 @@ def test_a_whole_cluster_with_one_node_in_use(
     cluster_env: dict[str, str], spark: Any, manager: ResourceManager
 ) -> None:
     with hopsgpu.hold(workers=2, placement="pack", memory_per_worker="512m", progress="off"):
-        assert until(lambda: any(node.used.gpus == 2 for node in manager.nodes()), 30)
+        assert until(lambda: any(node.used.gpus == 2 for node in manager.nodes()))
         held = next(node for node in manager.nodes() if node.used.gpus == 2)
         code, found = doctor(cluster_env)
     (free,) = (node.host for node in manager.nodes() if node.host != held.host)

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu import devcluster
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
 pytestmark = pytest.mark.usefixtures("nothing_warmed")
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("nothing_warmed")
 
 def said(env: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hopsgpu.cli.main", "gpus", *options]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_SECONDS)
 
 
 def as_json(env: dict[str, str]) -> dict[str, Any]:
@@ -63,7 +64,7 @@ def test_who_has_them_and_since_when_and_spread_puts_one_rank_on_each_node(
     before, began = hopsgpu.inventory(), time.time()
     with hopsgpu.hold(workers=2, placement="spread", progress="off") as gang:
         # What a node has reported comes a heartbeat after the grant.
-        assert until(lambda: hopsgpu.inventory().free == before.free - 2, 30)
+        assert until(lambda: hopsgpu.inventory().free == before.free - 2)
         found = as_json(cluster_env)
         ranks = gang.launch(os.getpid, progress="off").ranks
     assert {rank.host for rank in ranks} == {"node1", "node2"}
@@ -78,8 +79,8 @@ def test_who_has_them_and_since_when_and_spread_puts_one_rank_on_each_node(
     (queue,) = [queue for queue in found["queues"] if queue["path"] == "root.default"]
     assert queue["used"] == before.used + 2
     assert queue["obtainable"] == found["gpus"]["obtainable"] <= before.free - 2
-    assert until(lambda: hopsgpu.inventory().used == before.used, 30)
-    assert until(lambda: ours not in {user.id for user in hopsgpu.inventory().users}, 30)
+    assert until(lambda: hopsgpu.inventory().used == before.used)
+    assert until(lambda: ours not in {user.id for user in hopsgpu.inventory().users})
 
 
 def test_a_node_manager_that_is_frozen_is_one_line_and_the_rest(
@@ -98,7 +99,7 @@ def test_a_node_manager_that_is_frozen_is_one_line_and_the_rest(
     assert set(rows) == {"node1", "node2"}
     # Until the ResourceManager misses it, which takes ten minutes, its GPUs are there.
     assert rows["node2"].split()[4:6] == ["2", "-"]
-    assert until(lambda: not hopsgpu.inventory().problems, 60)
+    assert until(lambda: not hopsgpu.inventory().problems)
 
 
 def test_a_resource_manager_that_is_not_there_is_one_line(

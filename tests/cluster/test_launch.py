@@ -23,6 +23,7 @@ from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.linux import comm
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become, until
 from tests.in_ranks import Slow, gpus_in_use_seen_by, who_am_i, who_am_i_once_told
 from tests.processes import processes_of
@@ -45,20 +46,20 @@ def test_values_of_all_ranks_their_environment_and_their_gpus_and_what_a_person_
         progress=seen.append,
     )
     # Ranks that import are no training, whatever time that takes; each of them counts.
-    assert until(lambda: run.status().state == "starting", 120)
+    assert until(lambda: run.status().state == "starting")
     assert not until(lambda: run.status().state != "starting", 1.0)
     (tmp_path / "import-1").touch()
-    assert until(lambda: run.status().waiting_for == "1 of 4 ranks run", 30)
+    assert until(lambda: run.status().waiting_for == "1 of 4 ranks run")
     assert run.status().timeline.started is None
     for rank in (0, 2, 3):
         (tmp_path / f"import-{rank}").touch()
     entered = time.time()
-    assert until(lambda: run.status().state == "running", 30)
+    assert until(lambda: run.status().state == "running")
     assert run.status().timeline.started == pytest.approx(entered, abs=5.0)
     assert not until(lambda: run.status().state != "running", 1.0)
     assert manager.gpus()[0] == 4
     (tmp_path / "return").touch()
-    assert run.wait(90)
+    assert run.wait(HANG_SECONDS)
     assert gpus_become(manager, 0)
     result = run.result()
     check_environments(result)
@@ -109,7 +110,9 @@ def check_environments(result: hopsgpu.GangResult) -> None:
 
 def hopsgpu_runs(*words: str) -> str:
     command = [sys.executable, "-m", "hopsgpu.cli.main", "runs", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=HANG_SECONDS
+    ).stdout
 
 
 def test_gpus_are_back_after_an_exception_and_the_application_lives_with_its_etl(
@@ -132,7 +135,7 @@ def test_gpus_are_back_after_an_exception_and_the_application_lives_with_its_etl
     with ThreadPoolExecutor(1) as thread:
         jobs = thread.submit(add_rows)
         try:
-            assert until(lambda: len(done) > 0, 120)
+            assert until(lambda: len(done) > 0)
             before = len(done)
             with pytest.raises(hopsgpu.RankFailed) as failed:
                 quiet(gpus_in_use_seen_by, args=(1, tmp_path / "other"), workers=2, name="fails")
@@ -211,15 +214,15 @@ def test_torch_ranks_reach_each_other_and_are_forked_from_what_was_warmed_before
     def servers() -> set[int]:
         return processes_of(cluster_dir, b"hopsgpu.agent.fork_server")
 
-    assert until(lambda: not servers(), 60)
+    assert until(lambda: not servers())
     before = executor_jvms(cluster_dir)
     run = hopsgpu.submit(all_reduce, workers=2, progress="off")
-    assert until(lambda: len(executor_jvms(cluster_dir) - before) == 2, 120, step=0.05)
+    assert until(lambda: len(executor_jvms(cluster_dir) - before) == 2, step=0.05)
     # The other one has to wait for it.
     late = max(executor_jvms(cluster_dir) - before, key=began)
     os.kill(late, signal.SIGSTOP)
     try:
-        assert until(lambda: len(servers()) > 0, 120)
+        assert until(lambda: len(servers()) > 0)
         warmed, seen = servers(), time.time()
     finally:
         os.kill(late, signal.SIGCONT)
@@ -282,4 +285,4 @@ def test_settings_are_as_before(spark: SparkSession) -> None:
     def left() -> list[str]:
         return [t.name for t in threading.enumerate() if t.name.startswith("hopsgpu-")]
 
-    assert until(lambda: not left(), 60), left()
+    assert until(lambda: not left()), left()

@@ -22,6 +22,7 @@ from hopsgpu.core.run_values import RunStatus
 from hopsgpu.launcher import arguments
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.cluster.test_launch import quiet
 from tests.conftest import executors_of, gone, gpus_become, until
 from tests.contention import start_script
@@ -75,7 +76,7 @@ def test_it_tells_what_it_waits_for_gives_up_in_time_and_can_be_cancelled(
 ) -> None:
     two = {"workers": 1, "gpus_per_worker": 2, "progress": "off"}
     holding = hopsgpu.submit(time.sleep, args=(600,), **two)
-    assert until(lambda: state_of(holding) == "running", 120)
+    assert until(lambda: state_of(holding) == "running")
     run = hopsgpu.submit(os.getpid, workers=3, acquire_timeout="4s", progress="off")
     seen: list[RunStatus] = []
     while not run.wait(0.2):
@@ -97,9 +98,9 @@ def test_it_tells_what_it_waits_for_gives_up_in_time_and_can_be_cancelled(
     with hopsgpu.hold(**two):
         run = hopsgpu.submit(os.getpid, acquire_timeout=None, progress="off")
         full = "queue root.default is at its limit (4 of 4 GPUs in use)"
-        assert until(lambda: full in run.status().waiting_for, 60)
+        assert until(lambda: full in run.status().waiting_for)
         run.cancel()
-        assert run.wait(30)
+        assert run.wait(HANG_SECONDS)
         assert state_of(run) == "cancelled"
     assert gpus_become(manager, 2)
 
@@ -142,12 +143,12 @@ def test_ctrl_c_gives_back_a_held_gang_and_the_end_of_the_script_what_its_runs_h
         assert any("trains" in line for line in ending.stdout)
         assert manager.gpus()[0] == 3
         waiting = hopsgpu.submit(os.getpid, workers=2, acquire_timeout=None, progress="off")
-        assert until(lambda: "held by 'ends early' of" in waiting.status().waiting_for, 60)
+        assert until(lambda: "held by 'ends early' of" in waiting.status().waiting_for)
         waiting.cancel()
-        assert waiting.wait(30)
+        assert waiting.wait(HANG_SECONDS)
         ending.send_signal(signal.SIGINT)
-        assert gpus_become(manager, 2, 30)
-        out, error = ending.communicate("go on\n", timeout=120)
+        assert gpus_become(manager, 2, HANG_SECONDS)
+        out, error = ending.communicate("go on\n", timeout=HANG_SECONDS)
     finally:
         ending.kill()
         ending.communicate()
@@ -177,7 +178,7 @@ def test_without_a_line_and_the_direct_kill_it_works_and_the_result_says_so(
         print(result.warnings, result.timeline.released - result.timeline.returned)
     """
     alone = start_script(cluster_env, script, HOPSGPU_LOCKS="hdfs://127.0.0.1:1/none")
-    out, error = alone.communicate(timeout=200)
+    out, error = alone.communicate(timeout=HANG_SECONDS)
     assert "did not join the queue" in out and "spark.hopsgpu.locks" in out, (out, error)
     assert "could not be killed" in out and "killExecutors does not exist" in out
     assert "idle timeout has released them" in out
@@ -227,7 +228,7 @@ def test_a_held_gang_serves_launches_asks_again_for_what_it_lost_and_an_error_gi
         server = gang.launch(os.getppid, progress="off").values[1]
         os.kill(jvm, signal.SIGKILL)
         # With its container all goes that was forked there.
-        assert until(lambda: gone(server), 60)
+        assert until(lambda: gone(server))
         after = gang.launch(where, progress="off").values
         # Only what was lost is asked for again.
         assert len(set(first.values) & set(after)) == 2
@@ -235,7 +236,7 @@ def test_a_held_gang_serves_launches_asks_again_for_what_it_lost_and_an_error_gi
         assert gpus_become(manager, 3)
         processes = gang.launch(executor_jvm, progress="off").values
         application_of(spark).jvm.shut_down(executors_of(spark))
-        assert all(until(lambda jvm=jvm: gone(jvm), 10) for jvm in processes)
+        assert all(until(lambda jvm=jvm: gone(jvm)) for jvm in processes)
         raise ValueError("mine")
     assert gpus_become(manager, 0)
     with pytest.raises(hopsgpu.ConfigError, match="closed"):
@@ -253,7 +254,7 @@ def test_a_held_gang_that_idles_lets_go_and_comes_again(
 ) -> None:
     with hopsgpu.hold(workers=1, idle_timeout="3s", progress="off") as gang:
         assert gang.launch(where, progress="off").value
-        assert gpus_become(manager, 0, 30)
+        assert gpus_become(manager, 0, HANG_SECONDS)
         again = gang.launch(where, progress="off")
         assert again.value
         assert gpus_become(manager, 1)
@@ -275,7 +276,7 @@ def test_cancel_at_any_state(
 ) -> None:
     run = hopsgpu.submit(time.sleep, args=(600,), workers=2, placement="pack", progress="off")
     # A short state may have passed when it is looked for; then it is cancelled at the next one.
-    assert until(lambda: STATES.index(state_of(run)) >= STATES.index(state), 120, 0.002)
+    assert until(lambda: STATES.index(state_of(run)) >= STATES.index(state), step=0.002)
     run.cancel()
     with pytest.raises(hopsgpu.Cancelled):
         run.result()
@@ -295,11 +296,11 @@ def test_the_flip_ends_whatever_happens(spark: SparkSession) -> None:
     def flip() -> None:
         with jvm.barriers_allowed():
             inside.set()
-            going.wait(60)
+            going.wait(HANG_SECONDS)
 
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(flip)
-        assert inside.wait(60)
+        assert inside.wait(HANG_SECONDS)
         inside.clear()
         second = threads.submit(flip)
         # Serialised: a second flip never takes the first one's value for the user's.
@@ -372,7 +373,7 @@ def test_a_scheduler_that_is_busy_delays_the_gang_and_refuses_nothing(
     """Only one that answers after the bound has the gang submitted again, without a stack."""
     script = start_script(cluster_env, BUSY_SCHEDULER, *seconds)
     try:
-        out, error = script.communicate(timeout=300)
+        out, error = script.communicate(timeout=HANG_SECONDS)
     finally:
         script.kill()
         script.communicate()

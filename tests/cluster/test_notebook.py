@@ -13,9 +13,8 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become, until
-
-CELL_SECONDS = 200
 
 
 @pytest.fixture
@@ -70,7 +69,7 @@ class Cell:
     def rest(self) -> str:
         """The whole text, once the cell is over."""
         while not self.is_over:
-            assert self.take(CELL_SECONDS), f"nothing for {CELL_SECONDS} s after {self.text}"
+            assert self.take(HANG_SECONDS), f"nothing for {HANG_SECONDS} s after {self.text}"
         return self.text
 
 
@@ -107,8 +106,8 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
     assert "ready" in said, said
     # Two ranks in a container, here and below.
     cell = Cell(client, "hopsgpu.launch(time.sleep, args=(600,), workers=2, placement='pack')")
-    assert gpus_become(manager, 2, 120)
-    assert until(lambda: cell.take(1) and "running" in "".join(cell.pages[-1:]), 120, 0.0)
+    assert gpus_become(manager, 2, HANG_SECONDS)
+    assert until(lambda: cell.take(1) and "running" in "".join(cell.pages[-1:]), step=0.0)
     kernels.interrupt_kernel()
     assert gpus_become(manager, 0)  # within the bound of a release
     assert "KeyboardInterrupt" in cell.rest()

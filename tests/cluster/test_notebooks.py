@@ -10,9 +10,9 @@ import pytest
 from nbclient import NotebookClient
 
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
-CELL_SECONDS = 200
 
 # What the last outputs of each must say.
 TOLD = {
@@ -84,7 +84,7 @@ def test_notebooks(
             "workers=2", "workers=2, placement='pack'"
         )
     resources = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(whole, timeout=CELL_SECONDS, resources=resources).execute()
+    NotebookClient(whole, timeout=HANG_SECONDS, resources=resources).execute()
     for name, notebook in notebooks.items():
         # For whoever wants to look at it.
         nbformat.write(notebook, tmp_path / f"{name}.ipynb")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.bounds import HANG_SECONDS
 from tests.contract.framework_ranks import EXAMPLES
 
-SECONDS = 800
 # First as the script that it is; then as an orchestrator's worker, where the file is imported, and
 # its function called for each task.
 TASKS = """
@@ -47,7 +47,7 @@ def run(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str
         env=env,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_SECONDS,
         check=False,
     )
 

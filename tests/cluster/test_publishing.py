@@ -98,7 +98,7 @@ def test_a_sharded_model_is_one_version_and_who_left_nothing_goes_before_the_upl
 
     def commit_once_seen(*given: Any) -> ModelVersion:
         # The node tells a heartbeat later that it is rid of the third.
-        until(lambda: watch.gpus[-1:] == [2], 60)
+        until(lambda: watch.gpus[-1:] == [2])
         return commit(*given)
 
     monkeypatch.setattr(publication, "commit", commit_once_seen)
@@ -233,7 +233,7 @@ def kill_executor(executor: int) -> None:
     """Kills an executor; returns once all its processes are gone."""
     lost = family(executor)
     os.kill(lost[0], signal.SIGKILL)
-    assert until(lambda: all(map(gone, lost)), 60)
+    assert until(lambda: all(map(gone, lost)))
 
 
 @contextlib.contextmanager
@@ -264,11 +264,11 @@ def test_an_upload_that_ends_early_leaves_no_version_and_no_gpu(
         leave_when_told, args=(str(go), *shards), workers=2, model="net", progress="off"
     )
     staging = root / "models" / "net" / "_staging"
-    assert until(lambda: run.status().state == "running", 90)
+    assert until(lambda: run.status().state == "running")
     # Nothing can be uploaded to the end before it is ended.
     with frozen_daemon(cluster_dir, DATANODE):
         go.touch()
-        assert until(lambda: bool(run.status().state == "publishing" and staging.names()), 90)
+        assert until(lambda: bool(run.status().state == "publishing" and staging.names()))
         if way == "lost":
             kill_executor(executor_of_a_gang(manager, spark.sparkContext.applicationId))
             wanted, words = (
@@ -277,7 +277,7 @@ def test_an_upload_that_ends_early_leaves_no_version_and_no_gpu(
             )
         else:
             run.cancel()
-            assert until(lambda: not staging.names(), 60)
+            assert until(lambda: not staging.names())
             wanted, words = hopsgpu.Cancelled, "cancelled while it published 'net'"
     with pytest.raises(wanted, match=words) as told:
         run.result()
@@ -310,14 +310,14 @@ def test_an_elastic_gang_that_lost_what_it_published_trains_again_from_its_check
         progress="off",
     )
     saved = Checkpoints(root / "runs" / run.run_id / "checkpoints", rank=0)
-    assert until(lambda: 0 < len(saved.shards().get(7, ())) == run.status().granted, 90)
+    assert until(lambda: 0 < len(saved.shards().get(7, ())) == run.status().granted)
     staging = root / "models" / "net" / "_staging"
     rank = int(Path(f"{go}-0").read_text())
     executor = executor_of_a_gang(manager, spark.sparkContext.applicationId, rank)
     with frozen_daemon(cluster_dir, DATANODE):
         go.touch()
-        assert until(lambda: run.status().state == "publishing", 90)
-        assert until(lambda: any((staging / s / "1/1.bin").exists() for s in staging.names()), 90)
+        assert until(lambda: run.status().state == "publishing")
+        assert until(lambda: any((staging / s / "1/1.bin").exists() for s in staging.names()))
         kill_executor(executor)
     result = run.result()
     first, second = result.worlds

@@ -28,6 +28,7 @@ from hopsgpu.core.run_values import RunStatus
 from hopsgpu.linux import parent_of
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.cluster.test_attempts import containers_of
 from tests.conftest import gone, gpus_become, until
 from tests.in_ranks import (
@@ -290,7 +291,7 @@ def test_what_cannot_be_had_in_a_rank_is_said(gang: hopsgpu.Gang) -> None:
 
 def kept(gang: hopsgpu.Gang, result: hopsgpu.GangResult) -> LakePath:
     """The directory of a launch, once its record and logs are there, which is soon after it."""
-    gang._background.flush(60)
+    gang._background.flush(HANG_SECONDS)
     return LakePath(f"{hopsgpu.plan(os.getpid).paths['root']}/runs/{result.run_id}")
 
 
@@ -487,7 +488,7 @@ def test_ranks_that_hang_end_at_run_timeout_with_all_they_started_and_the_log_ha
         assert where in log and "in hang_in_an_all_reduce" in log
     pids = [int(file.read_text()) for file in tmp_path.iterdir()]
     assert len(pids) == 3 * WORKERS
-    assert until(lambda: all(map(gone, pids)), 60)
+    assert until(lambda: all(map(gone, pids)))
 
 
 # Retries.
@@ -595,7 +596,7 @@ def test_sparks_python_daemon_that_is_killed_takes_nobody_along(
             daemon = parent_of(parent_of(parent_of(pids[1])))
             assert b"hopsgpu.spark.daemon" in Path(f"/proc/{daemon}/cmdline").read_bytes()
             os.kill(daemon, signal.SIGKILL)
-            assert until(lambda: gone(daemon), 60)
+            assert until(lambda: gone(daemon))
         finally:
             (tmp_path / "go").touch()
     result = launched.result()

@@ -17,10 +17,9 @@ import hopsgpu
 from hopsgpu.artifacts.run_logs import RankLog, log_sizes
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.cli.main import main
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.in_ranks import counts
-
-LOG_SECONDS = 40.0
 
 
 def call(*words: str) -> Result:
@@ -49,7 +48,7 @@ def test_a_run_is_read_while_it_goes_on_and_cancelled_from_outside(
     run = hopsgpu.submit(counts, args=(300,), workers=2, placement="pack", progress="off")
     try:
         directory = store.directory(run.run_id)
-        assert until(lambda: run.status().state == "running", 120)
+        assert until(lambda: run.status().state == "running")
         command = [
             sys.executable,
             "-m",
@@ -62,14 +61,10 @@ def test_a_run_is_read_while_it_goes_on_and_cancelled_from_outside(
         follower = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        assert until(
-            lambda: set(log_sizes(directory)) == {RankLog(0, 0), RankLog(0, 1)}, LOG_SECONDS
-        )
+        assert until(lambda: set(log_sizes(directory)) == {RankLog(0, 0), RankLog(0, 1)})
         before = log_sizes(directory)
-        assert until(
-            lambda: all(log_sizes(directory)[log] > n for log, n in before.items()), LOG_SECONDS
-        )
-        assert until(lambda: steps_of(run.run_id) >= 2, LOG_SECONDS)
+        assert until(lambda: all(log_sizes(directory)[log] > n for log, n in before.items()))
+        assert until(lambda: steps_of(run.run_id) >= 2)
         found = shown(run.run_id)
         assert (found["state"], found["error"]) == ("running", None)
         assert {rank["host"] for rank in found["ranks"]} <= {"node1", "node2"}
@@ -88,7 +83,7 @@ def test_a_run_is_read_while_it_goes_on_and_cancelled_from_outside(
         assert result.output == f"{run.run_id} is cancelled\n"
         with pytest.raises(hopsgpu.Cancelled):
             run.result()
-        out, err = follower.communicate(timeout=LOG_SECONDS)
+        out, err = follower.communicate(timeout=HANG_SECONDS)
         lines = [json.loads(line) for line in out.splitlines()]
         for rank in (0, 1):
             texts = [line["line"] for line in lines if line["rank"] == rank]
@@ -100,4 +95,4 @@ def test_a_run_is_read_while_it_goes_on_and_cancelled_from_outside(
         assert "has ended already: cancelled" in call("runs", "cancel", run.run_id).stderr
     finally:
         run.cancel()
-        run.wait(60)
+        run.wait(HANG_SECONDS)

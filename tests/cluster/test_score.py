@@ -26,12 +26,12 @@ from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.core.run_record import parse
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.cluster.test_search import in_thread
 from tests.conftest import gpus_become, until
 from tests.contention import start_script
 from tests.in_ranks import executor_jvm
 
-SECONDS = 120.0
 ROWS, FILES = 1200, 12
 Batch = dict[str, np.ndarray[Any, Any]]
 quiet = functools.partial(hopsgpu.score, cores_per_worker=1, memory_per_worker="1g", progress="off")
@@ -98,22 +98,22 @@ def test_starts_on_the_first_gpu_grows_with_the_others_and_gives_each_back(
         thread, found = in_thread(
             lambda: quiet(predict, table, keep=["id"], max_concurrent=4, progress=watched)
         )
-        assert until(lambda: bool(watched.all) and watched.last.state == "running", SECONDS)
-        assert until(lambda: (tmp_path / "at-0").exists(), SECONDS)
+        assert until(lambda: bool(watched.all) and watched.last.state == "running")
+        assert until(lambda: (tmp_path / "at-0").exists())
         assert manager.gpus()[0] == 4 and watched.last.executors == 1
         held = "held by this application"
-        assert until(lambda: held in watched.last.waiting_for, SECONDS), watched.last
-    assert until(lambda: watched.last.executors == 4, SECONDS), watched.last
-    assert until(lambda: len(list(tmp_path.glob("at-*"))) == 4, SECONDS)
+        assert until(lambda: held in watched.last.waiting_for), watched.last
+    assert until(lambda: watched.last.executors == 4), watched.last
+    assert until(lambda: len(list(tmp_path.glob("at-*"))) == 4)
     # All but one of those that wait may go on, and with them all parts that are left.
     last = max(int(path.name.removeprefix("at-")) for path in tmp_path.glob("at-*"))
     for number in range(FILES):
         if number != last:
             (tmp_path / f"go-{number}").touch()
-    assert gpus_become(manager, 1, SECONDS), watched.last
+    assert gpus_become(manager, 1, HANG_SECONDS), watched.last
     assert watched.last.done >= FILES - 3
     (tmp_path / f"go-{last}").touch()
-    thread.join(SECONDS)
+    thread.join(HANG_SECONDS)
     (result,) = found
     assert isinstance(result, hopsgpu.types.ScoreResult), result
     rows = rows_of(result)
@@ -138,7 +138,7 @@ class Scaled:
         if 500 in batch["id"] and not lost.exists():
             lost.touch()
             os.kill(executor_jvm(), signal.SIGKILL)
-            time.sleep(SECONDS)
+            time.sleep(HANG_SECONDS)
         return {
             "y": batch["x"] * self.factor,
             "where": [self.where] * rows,
@@ -260,7 +260,7 @@ def test_a_score_whose_driver_was_killed_is_resumed_and_shows_nothing_before(
     run_id = told[0][1]
     output = f"{table}-resumed"
     assert not LakePath(output).exists() and hidden(output)
-    assert gpus_become(manager, 0, SECONDS)
+    assert gpus_become(manager, 0, HANG_SECONDS)
     attempt = functools.partial(
         quiet, mended, table, columns=["id", "x"], keep=["id"], max_concurrent=1, resume=run_id
     )
@@ -275,7 +275,7 @@ def test_a_score_whose_driver_was_killed_is_resumed_and_shows_nothing_before(
         return True
 
     found: list[hopsgpu.types.ScoreResult] = []
-    assert until(resumed, SECONDS, 2.0)
+    assert until(resumed, step=2.0)
     (result,) = found
     assert rows_of(result)["id"] == list(range(ROWS))
     assert result.run_id == run_id and any("differ" in text for text in result.warnings)
@@ -302,7 +302,7 @@ def test_the_command_scores_with_a_function_of_a_file_in_cluster_mode(
     command += ["--columns", "x", "--keep", "id", "--max-concurrent", "1"]
     command += ["--memory-per-worker", "1g", "--cores-per-worker", "1"]
     done = subprocess.run(
-        command, env=cluster_env, capture_output=True, text=True, timeout=6 * SECONDS
+        command, env=cluster_env, capture_output=True, text=True, timeout=6 * HANG_SECONDS
     )
     assert done.returncode == 0, done.stdout + done.stderr
     names = sorted(LakePath(output).names())

@@ -21,11 +21,11 @@ from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.core.run_record import parse
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become, until
 from tests.contention import start_script
 from tests.in_ranks import executor_jvm
 
-SECONDS = 120.0
 X = {"x": optuna.distributions.FloatDistribution(-10.0, 10.0)}
 quiet = functools.partial(hopsgpu.search, cores_per_worker=1, memory_per_worker="1g")
 
@@ -86,20 +86,20 @@ def test_starts_on_the_first_gpu_grows_with_the_others_and_shrinks_at_its_tail(
                 progress=watched,
             )
         )
-        assert until(lambda: bool(watched.all) and len(watched.last.running) == 1, SECONDS)
+        assert until(lambda: bool(watched.all) and len(watched.last.running) == 1)
         assert manager.gpus()[0] == 4
         assert watched.last.executors == 1
         held = "held by this application"
-        assert until(lambda: held in watched.last.waiting_for, SECONDS), watched.last
-    assert until(lambda: len(watched.last.running) == 4, SECONDS), watched.last
+        assert until(lambda: held in watched.last.waiting_for), watched.last
+    assert until(lambda: len(watched.last.running) == 4), watched.last
     assert len({trial.gpu for trial in watched.last.running}) == 4
     for number in range(5):
         (tmp_path / f"go-{number}").touch()
     # The last trial still runs, on the one GPU that is left.
-    assert gpus_become(manager, 1, SECONDS), watched.last
+    assert gpus_become(manager, 1, HANG_SECONDS), watched.last
     assert [trial.number for trial in watched.last.running] == [5]
     (tmp_path / "go-5").touch()
-    thread.join(SECONDS)
+    thread.join(HANG_SECONDS)
     (result,) = found
     assert isinstance(result, hopsgpu.types.SearchResult), result
     assert [trial.state for trial in result.trials] == ["complete"] * 6
@@ -123,7 +123,7 @@ def ends_badly(directory: str, x: float) -> float:
     if trial.number == 3 and not lost.exists():
         lost.touch()
         os.kill(executor_jvm(), signal.SIGKILL)
-        time.sleep(SECONDS)
+        time.sleep(HANG_SECONDS)
     return x
 
 
@@ -264,7 +264,7 @@ def test_trials_share_a_gpu_and_others_are_gangs(
         lambda: searching(trials=6, max_concurrent=4, gpus_per_trial=0.5, name=None)
     )
     gangs = searching(trials=2, max_concurrent=1, workers_per_trial=2)
-    thread.join(SECONDS)
+    thread.join(HANG_SECONDS)
     (shared,) = found
     assert isinstance(shared, hopsgpu.types.SearchResult), shared
     assert {trial.metrics["share"] for trial in shared.trials} == {0.5}
@@ -329,7 +329,7 @@ def test_an_executor_that_yarn_granted_too_many_gives_its_gpu_back(
             waits_for_a_word, X, trials=1, max_concurrent=1, kwargs=kwargs, progress=watched
         )
     )
-    assert until(lambda: bool(watched.all) and len(watched.last.running) == 1, SECONDS), found
+    assert until(lambda: bool(watched.all) and len(watched.last.running) == 1), found
     backend = spark.sparkContext._jsc.sc().schedulerBackend()
     executor = backend.getExecutorIds().head()
     profile = backend.getExecutorResourceProfileId(executor)
@@ -344,14 +344,14 @@ def test_an_executor_that_yarn_granted_too_many_gives_its_gpu_back(
 
     try:
         ask(2)
-        assert until(lambda: backend.getExecutorIds().size() == 2, SECONDS)
+        assert until(lambda: backend.getExecutorIds().size() == 2)
         ask(1)
-        assert gpus_become(manager, 1, 20.0)
-        assert until(lambda: backend.getExecutorIds().size() == 1, SECONDS)
+        assert gpus_become(manager, 1, HANG_SECONDS)
+        assert until(lambda: backend.getExecutorIds().size() == 1)
         assert len(watched.last.running) == 1 and backend.getExecutorIds().head() == executor
     finally:
         (tmp_path / "go-0").touch()
-        thread.join(SECONDS)
+        thread.join(HANG_SECONDS)
     assert isinstance(found[0], hopsgpu.types.SearchResult), found
     assert [trial.tries for trial in found[0].trials] == [1]
     assert gpus_become(manager, 0)
@@ -363,7 +363,7 @@ def test_a_search_whose_executors_end_before_they_come_says_so_and_ends(
 ) -> None:
     driver = start_script(cluster_env, BROKEN)
     try:
-        out, errors = driver.communicate(timeout=2 * SECONDS)
+        out, errors = driver.communicate(timeout=2 * HANG_SECONDS)
     finally:
         driver.kill()
     told = out.splitlines()
@@ -373,4 +373,4 @@ def test_a_search_whose_executors_end_before_they_come_says_so_and_ends(
     assert any("given back (time 1); asks again soon" in line for line in told), out
     assert told[-1].startswith("late: 0 of 1 executor arrived within 3600 s"), out + errors
     assert "ended unexpectedly" in told[-1]
-    assert gpus_become(manager, 0, SECONDS)
+    assert gpus_become(manager, 0, HANG_SECONDS)

@@ -25,11 +25,11 @@ from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.lake_root import default_root
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from tests.bounds import HANG_SECONDS
 from tests.conftest import as_in_a_terminal, gpus_become, until
 from tests.proxy import refusing_proxy
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 700
 JOB = """
     import os, sys, time
     import helper
@@ -181,7 +181,7 @@ def submitting(*arguments: str) -> list[str]:
 def ends(*many: Started) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of each; none is left behind."""
     try:
-        codes = [one.process.wait(SECONDS) for one in many]
+        codes = [one.process.wait(HANG_SECONDS) for one in many]
     finally:
         for one in many:
             one.process.kill()
@@ -239,7 +239,7 @@ def test_jobs_wait_for_their_turn_and_a_detached_one_is_only_accepted(
     assert accepted[0] == 0, accepted[2][-4000:]
     application = accepted[1].strip()
     assert application == application_in(application)
-    assert until(lambda: manager.application_state(application).has_ended, SECONDS, step=1)
+    assert until(lambda: manager.application_state(application).has_ended, step=1)
     standing = manager.application_state(application)
     assert standing.has_succeeded and standing.name == "alone", standing
 
@@ -292,7 +292,7 @@ def test_sigterm_gives_the_gpus_back(
         started(submitting("--deploy-mode", "cluster", *given), env),
     ]
     try:
-        assert gpus_become(manager, 4, seconds=SECONDS)
+        assert gpus_become(manager, 4, seconds=HANG_SECONDS)
     finally:
         for one in both:
             one.process.send_signal(signal.SIGTERM)
@@ -301,7 +301,7 @@ def test_sigterm_gives_the_gpus_back(
     assert client[0] != 0
     assert cluster[0] == 128 + signal.SIGTERM
     killed = application_in(cluster[2])
-    assert until(lambda: manager.application_state(killed).state == "KILLED", 30)
+    assert until(lambda: manager.application_state(killed).state == "KILLED")
     # The JVM of client mode is gone; its Python tells the lake so before it goes too.
 
     def error() -> str | None:
@@ -309,7 +309,7 @@ def test_sigterm_gives_the_gpus_back(
         (run,) = (r for r in read if r and r.application != killed)
         return run.error if run.state == "failed" else None
 
-    assert until(lambda: error() is not None, 60)
+    assert until(lambda: error() is not None)
     # Which of them depends on whether Spark still told of its end, and ended within 5 s.
     told = "the driver's JVM has ended|SparkContext was shut down|YARN ended the application"
     assert re.search(told, str(error())), error()

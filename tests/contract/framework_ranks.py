@@ -27,10 +27,10 @@ from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.rank.context import VARIABLE, Context
 from hopsgpu.rank.exit import run_and_exit
 from hopsgpu.rank.gang_world import check_world
+from tests.bounds import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-SECONDS = 120.0
 _RESULT = "RESULT "
 _MODULE = "tests.contract.framework_ranks"
 
@@ -135,7 +135,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def result_of(process: subprocess.Popen[str]) -> Any:
     """What the function returned in a process."""
-    output, _ = process.communicate(timeout=SECONDS)
+    output, _ = process.communicate(timeout=HANG_SECONDS)
     found = [line for line in output.splitlines() if line.startswith(_RESULT)]
     assert process.returncode == 0 and found, output
     return json.loads(found[-1].removeprefix(_RESULT))
@@ -143,7 +143,7 @@ def result_of(process: subprocess.Popen[str]) -> Any:
 
 def error_of(process: subprocess.Popen[str]) -> str:
     """The last line of a process that has failed."""
-    output, _ = process.communicate(timeout=SECONDS)
+    output, _ = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 1, output
     return output.strip().splitlines()[-1]
 
@@ -157,7 +157,7 @@ def results(world: World, file: Path, function: str, **kwargs: Any) -> list[Any]
 def stray(address: tuple[str, int]) -> bool:
     """Whether a stranger could connect and say something that no server understands."""
     try:
-        with socket.create_connection(address, SECONDS) as stranger:
+        with socket.create_connection(address, HANG_SECONDS) as stranger:
             stranger.sendall(b"GET / HTTP/1.0\r\n\r\n" + bytes(range(256)))
     except ConnectionRefusedError:
         return False

@@ -113,9 +113,9 @@ def kill_a_keeper(directory: Path, chance: random.Random) -> bool:
     pid = chance.choice(keepers)
     with contextlib.suppress(ProcessLookupError):  # its executor has ended
         os.kill(pid, signal.SIGKILL)
-    assert until(lambda: gone(pid), 60, 0.001)
+    assert until(lambda: gone(pid), step=0.001)
     (gpu,) = having[pid]
-    assert until(lambda: _none_or_both(directory, gpu), 60, 0.001)
+    assert until(lambda: _none_or_both(directory, gpu), step=0.001)
     return True
 
 
@@ -189,7 +189,7 @@ def play(directory: Path, marks: Path, chance: random.Random, rounds: int) -> di
                 assert b"!" not in said, "a GPU had two owners"
                 said_all += Counter(said.decode())
             with Leases(directory) as all_of_them:
-                assert until(lambda: all_taken(all_of_them), 60, 0.002), "a GPU stayed leased"
+                assert until(lambda: all_taken(all_of_them), step=0.002), "a GPU stayed leased"
     for descriptor in (owned, told):
         os.close(descriptor)
     return {"owners": said_all["+"], "scripts": said_all["-"], "keepers": keepers_killed}

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.contract.framework_ranks import (
     EXAMPLES,
-    SECONDS,
     local_gang,
     processes,
     result_of,
@@ -47,7 +47,7 @@ def test_parameter_servers_train_until_the_chief_returns() -> None:
         chief, *others = started.processes
         # A stray connection to any of the servers does no harm.
         for address in started.endpoints.servers:
-            assert until(lambda at=address: stray(at), SECONDS)
+            assert until(lambda at=address: stray(at))
         value = result_of(chief)
         assert value["done"] == 100
         assert value["weights"] == pytest.approx(PLANE, abs=0.1)
@@ -55,7 +55,7 @@ def test_parameter_servers_train_until_the_chief_returns() -> None:
         assert [other.poll() for other in others] == [None] * 3
         for other in others:
             other.terminate()
-        assert [other.wait(60) for other in others] == [-signal.SIGTERM] * 3
+        assert [other.wait(HANG_SECONDS) for other in others] == [-signal.SIGTERM] * 3
 
 
 def mirrored(steps: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bounds import HANG_SECONDS
 from tests.contract.lease_rounds import enough_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +25,7 @@ def test_never_two_owners_never_a_leak(tmp_path: Path, rounds: int) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert played.returncode == 0, f"HOPSGPU_TEST_SEED={seed}\n{played.stderr}"

@@ -20,6 +20,7 @@ from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage import lake as lake_module
 from hopsgpu.storage.error_messages import StoreRefusal
 from hopsgpu.storage.lake import LakePath, is_draft
+from tests.bounds import HANG_SECONDS
 
 
 def test_files(lake: LakePath) -> None:
@@ -218,7 +219,7 @@ def test_errors_say_what_is_wrong(lake: LakePath) -> None:
 def test_a_process_can_be_forked_afterwards(lake: LakePath) -> None:
     """PySpark launches its JVM so; a child that dropped the client would hang."""
     lake.make()
-    subprocess.run(["true"], preexec_fn=lambda: None, check=True, timeout=60)
+    subprocess.run(["true"], preexec_fn=lambda: None, check=True, timeout=HANG_SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +269,7 @@ def test_what_belongs_to_others_is_refused(hdfs_lake: LakePath) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
     )
     doings = ("write", "create", "read", "look", "list", "make", "rename", "remove", "share")
     assert done.stdout.splitlines() == [f"{doing} permission True" for doing in doings]
@@ -281,7 +282,7 @@ def test_a_full_quota_is_told(hdfs_lake: LakePath, webhdfs_url: str, quota: str)
     answer = requests.put(
         f"{webhdfs_url.replace('webhdfs', 'http')}/webhdfs/v1{hdfs_lake.path}",
         params={"op": "SETQUOTA", quota: 1, "user.name": getpass.getuser()},
-        timeout=30,
+        timeout=HANG_SECONDS,
     )
     answer.raise_for_status()
     began = time.monotonic()

@@ -163,9 +163,9 @@ def test_a_killed_driver_leaves_no_process_and_no_directory(told: Told, home: Pa
     assert links_into(home)
     told.process.kill()
     told.process.wait()
-    assert until(lambda: all(map(gone, left)), 60), [pid for pid in left if not gone(pid)]
-    assert until(lambda: not list((home / "tmp").glob("hopsgpu-*")), 60)
-    assert until(lambda: not links_into(home), 60)
+    assert until(lambda: all(map(gone, left))), [pid for pid in left if not gone(pid)]
+    assert until(lambda: not list((home / "tmp").glob("hopsgpu-*")))
+    assert until(lambda: not links_into(home))
 
 
 def links_into(home: Path) -> list[Path]:

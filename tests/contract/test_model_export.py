@@ -16,6 +16,7 @@ from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.cli.main import main
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.serving.server_files.served_model import ServedModel
+from tests.bounds import HANG_SECONDS
 from tests.served_models import MAKERS, X, bert, publish
 
 # Their libraries are imported for seconds.
@@ -63,7 +64,7 @@ def test_servers_call_each_format_without_hopsgpu(
     said = subprocess.run(
         [sys.executable, "-c", CALL, str(place), str(tmp_path / "x.npy"), str(tmp_path / "y.npy")],
         check=True,
-        timeout=250,
+        timeout=HANG_SECONDS,
         capture_output=True,
         text=True,
         cwd=tmp_path,

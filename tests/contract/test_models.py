@@ -22,6 +22,7 @@ from hopsgpu.attempts.publisher import check_writable
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.digests import DIGEST, FileFacts
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 
 DAY = 24 * 3600 * 1000
 
@@ -236,7 +237,7 @@ def test_a_download_replaces_files_and_follows_no_way_out(
 def publish_together(together: threading.Barrier, url: str, model: Path) -> None:
     """Publishes once all others can, in a process of its own."""
     own = ModelStore(url)
-    together.wait(60)
+    together.wait(HANG_SECONDS)
     own.publish(model, "net")
 
 
@@ -249,7 +250,7 @@ def test_publishers_at_once_get_a_version_each(
     for publisher in publishers:
         publisher.start()
     for publisher in publishers:
-        publisher.join(120)
+        publisher.join(HANG_SECONDS)
     assert [publisher.exitcode for publisher in publishers] == [0] * 8
     assert [version.version for version in store.versions("net")] == [1, 2, 3, 4, 5, 6, 7, 8]
     for version in store.versions("net"):

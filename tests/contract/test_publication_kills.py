@@ -25,6 +25,7 @@ from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.versions import numbers
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class Steps:
             if block:
                 self.reach(f"within {step}")
         at = step.replace("write", "within close", 1)
-        if at == self._killed_at and self._manifest.wait(60):
+        if at == self._killed_at and self._manifest.wait(HANG_SECONDS):
             self.reach(at)
 
     def watch_local_rename(self) -> None:
@@ -242,7 +243,7 @@ class Killing:
         # the first is told how it ended.
         with self._asking:
             process.start()
-        multiprocessing.connection.wait([process.sentinel], 120)
+        multiprocessing.connection.wait([process.sentinel], HANG_SECONDS)
         with self._asking:
             return process.exitcode
 

@@ -24,6 +24,7 @@ from hopsgpu.storage import hdfs, retrying
 from hopsgpu.storage import lake as lake_module
 from hopsgpu.storage.error_messages import SAFE_MODE, ErrorMeaning, explain
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 
 # Whether it is on afterwards.
 SetSafeMode = Callable[[str], bool]
@@ -96,9 +97,9 @@ def test_a_publish_goes_on_when_safe_mode_ends(
     monkeypatch.setattr(retrying, "explain", explained)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         publishing = pool.submit(store.publish, tmp_path / "model", "net")
-        assert refused.wait(30)
+        assert refused.wait(HANG_SECONDS)
         assert not set_safe_mode("LEAVE")
-        assert publishing.result(90).version == 2
+        assert publishing.result(HANG_SECONDS).version == 2
     assert [version.version for version in store.versions("net")] == [1, 2]
 
 
@@ -126,7 +127,7 @@ def test_a_datanode_that_says_nothing_is_waited_for_in_bounds(
             with pytest.raises(concurrent.futures.TimeoutError):
                 fetching.result(3)  # it has given up once, and tries again
             os.kill(datanode, signal.SIGCONT)
-            fetching.result(60)
+            fetching.result(HANG_SECONDS)
     finally:
         os.kill(datanode, signal.SIGCONT)
     assert (tmp_path / "large").read_bytes() == content

@@ -16,6 +16,7 @@ import yaml
 from click.testing import CliRunner
 
 from hopsgpu.cli.main import main
+from tests.bounds import HANG_SECONDS
 from tests.docs.pages import PAGES, Block, all_blocks, blocks, name_of, spans
 
 # What stands for a value in the pages, where a number is wanted.
@@ -97,7 +98,9 @@ SHELL = all_blocks("bash", "sh", "console")
 def test_a_shell_can_parse_it(block: Block) -> None:
     script = _script(block)
     assert script.strip(), "no command: lines that are typed begin with '$ ' in a console"
-    told = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, timeout=30)
+    told = subprocess.run(
+        ["bash", "-n"], input=script, text=True, capture_output=True, timeout=HANG_SECONDS
+    )
     assert told.returncode == 0, told.stderr
 
 

@@ -28,10 +28,11 @@ from hopsgpu.devcluster.layout import DATANODE, NAMENODE, ClusterLayout
 from hopsgpu.linux import comm
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.cluster.test_gpus import said_by
 from tests.conftest import gone, until
 from tests.contention import start_script
-from tests.faults.launches import END_SECONDS, DriverLaunch, Kind, Launch, OwnLaunch
+from tests.faults.launches import DriverLaunch, Kind, Launch, OwnLaunch
 from tests.faults.leftovers import container_of, processes_in_containers
 from tests.faults.training import Note
 from tests.processes import family, signal_all
@@ -296,7 +297,7 @@ def kill_daemon(cluster: Path, daemon: str) -> None:
     """Kill a daemon of the cluster; return when it is gone."""
     pid = pid_of(cluster, daemon)
     os.kill(pid, signal.SIGKILL)
-    assert until(lambda: gone(pid), 60)
+    assert until(lambda: gone(pid))
 
 
 @contextlib.contextmanager
@@ -308,7 +309,7 @@ def node_manager_killed(case: Case) -> Iterator[None]:
         yield
     finally:
         devcluster.up(case.cluster, say=lambda _: None)
-        assert until(lambda: devcluster.status(case.cluster).healthy, 60)
+        assert until(lambda: devcluster.status(case.cluster).healthy)
 
 
 def clock_off(seconds: int) -> Injection:
@@ -341,13 +342,13 @@ def clock_off(seconds: int) -> Injection:
         with (case.cluster / "logs" / "other-clock.log").open("w") as log:
             node = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
         try:
-            assert until(lambda: abs(_clock_of(case.manager, host) - seconds) < 600, 60)
+            assert until(lambda: abs(_clock_of(case.manager, host) - seconds) < 600)
             yield
         finally:
             node.kill()
             node.wait()
             devcluster.up(case.cluster, say=lambda _: None)
-            assert until(lambda: devcluster.status(case.cluster).healthy, 60)
+            assert until(lambda: devcluster.status(case.cluster).healthy)
 
     return inject
 
@@ -518,7 +519,7 @@ def cancelled_at(state: str) -> Injection:
         def reached() -> bool:
             return launch.state not in STATES[:at]
 
-        assert until(reached, 120, 0.002)
+        assert until(reached, step=0.002)
         launch.run.cancel()
         yield
 
@@ -551,7 +552,7 @@ def another_wants(case: Case) -> Iterator[None]:
         other.cancel()
         raise
     finally:
-        assert other.wait(END_SECONDS), "the other gang does not end"
+        assert other.wait(HANG_SECONDS), "the other gang does not end"
     assert len(other.result().values) == 3
 
 
@@ -564,7 +565,7 @@ def preempted(case: Case) -> Iterator[None]:
         if case.launch.kind is Kind.SEARCH:
             # The trials that are left end: theirs is the room for the others.
             pids = [note.pid for note in case.launch.notes()]
-            assert until(lambda: any(map(gone, pids)), 60), "nothing is preempted"
+            assert until(lambda: any(map(gone, pids))), "nothing is preempted"
             case.launch.go()
         yield
     finally:

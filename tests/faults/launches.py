@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import hopsgpu
+from tests.bounds import HANG_SECONDS
 from tests.conftest import as_in_a_terminal, until
 from tests.faults.training import GO, ORDER, PERFORMED, Note, notes_in, train, trial
 
 MODEL = "net"
-RUNNING_SECONDS = 240
-END_SECONDS = 240
 _KILLED = "killed"
 _COMMON: Mapping[str, Any] = {
     "memory_per_worker": "512m",
@@ -133,7 +132,7 @@ class Launch(ABC):
             worlds = [note.world for note in self.notes()]
             return any(worlds.count(world) >= ranks for world in worlds)
 
-        held = until(lambda: run() or self.has_ended, RUNNING_SECONDS, 0.02)
+        held = until(lambda: run() or self.has_ended, step=0.02)
         if self.has_ended:
             raise AssertionError(f"it ended before anything was injected: {self.ending()}")
         assert held, f"{len(self.notes())} of {ranks} ranks run"
@@ -147,7 +146,7 @@ class Launch(ABC):
     def wait_until_performed(self) -> None:
         """Wait until the rank or trial does what it was ordered to."""
         performed = self.directory / PERFORMED
-        assert until(lambda: performed.exists(), RUNNING_SECONDS, 0.02), "it does nothing"
+        assert until(lambda: performed.exists(), step=0.02), "it does nothing"
 
     def go(self) -> None:
         """Let all ranks return."""
@@ -209,7 +208,7 @@ class OwnLaunch(Launch):
         return self._found is not None
 
     def ending(self) -> Ending:
-        assert until(lambda: self.has_ended, END_SECONDS, 0.02), "it does not end"
+        assert until(lambda: self.has_ended, step=0.02), "it does not end"
         assert self._found is not None
         return self._found
 
@@ -217,7 +216,7 @@ class OwnLaunch(Launch):
         self.go()
         if self.run is not None:
             self.run.cancel()
-        until(lambda: self.has_ended, END_SECONDS)
+        until(lambda: self.has_ended)
 
 
 class DriverLaunch(Launch):
@@ -255,7 +254,7 @@ class DriverLaunch(Launch):
 
     def ending(self) -> Ending:
         if self._found is None:
-            self.driver.wait(END_SECONDS)
+            self.driver.wait(HANG_SECONDS)
             at = time.monotonic()
             said = (self.directory / "stdout").read_text().splitlines()
             lines = [line for line in said if line.startswith("{")]

@@ -9,10 +9,11 @@ from pathlib import Path
 from hopsgpu.gpu.node.leases import read_leases
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
-from tests.conftest import BACK_SECONDS, until
+from tests.conftest import until
 from tests.faults.launches import MODEL
 
 # What is checked after the GPUs may take longer: NodeManagers remove directories in the background.
+BACK_SECONDS = 10.0
 _CLEAN_SECONDS = 20.0
 # The package for executors, which the driver's session keeps.
 _SESSION = "hopsgpu-package-"
@@ -73,7 +74,7 @@ class Leftovers:
             return self._manager.gpus()[0]
 
         allowed = BACK_SECONDS + max(ended - time.monotonic(), -BACK_SECONDS / 2)
-        assert until(lambda: used() == 0, allowed, 0.05), f"{used()} GPUs are in use"
+        assert until(lambda: used() == 0, allowed, step=0.05), f"{used()} GPUs are in use"
         return max(time.monotonic() - ended, 0.0)
 
     def check(self, version: int | None) -> None:

@@ -100,8 +100,8 @@ def table(seen: Seen) -> str:
 
 def page(date: str, seen: Seen) -> str:
     """Return the whole page."""
-    from tests.conftest import BACK_SECONDS
     from tests.faults.faults import FAULTS
+    from tests.faults.leftovers import BACK_SECONDS
 
     missing = [
         f"- {fault.name}, {kind}: {why}" for fault in FAULTS for kind, why in fault.not_for.items()

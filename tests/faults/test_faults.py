@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from hopsgpu import devcluster
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become, until
 from tests.faults.conftest import SEEN
 from tests.faults.faults import (
@@ -29,7 +30,6 @@ from tests.faults.faults import (
     Unharmed,
 )
 from tests.faults.launches import (
-    RUNNING_SECONDS,
     DriverLaunch,
     Ending,
     Kind,
@@ -39,7 +39,7 @@ from tests.faults.launches import (
 from tests.faults.leftovers import Leftovers
 from tests.faults.page import Cell
 
-pytestmark = [pytest.mark.usefixtures("nothing_warmed"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.usefixtures("nothing_warmed")]
 
 
 def _slug(name: str) -> str:
@@ -68,8 +68,8 @@ def whole_cluster(cluster_dir: Path, manager: ResourceManager) -> None:
     """The cluster is whole and idle, whatever the case before has left."""
     if not devcluster.status(cluster_dir).healthy:
         devcluster.up(cluster_dir, say=lambda _: None)
-        assert until(lambda: devcluster.status(cluster_dir).healthy, 60)
-    assert gpus_become(manager, 0, 60)
+        assert until(lambda: devcluster.status(cluster_dir).healthy)
+    assert gpus_become(manager, 0, HANG_SECONDS)
 
 
 @pytest.mark.parametrize(("fault", "kind"), CASES)
@@ -128,14 +128,14 @@ def test_fault(
 def _until_it_goes_on(launch: Launch, expected: Expected, there: int) -> float | None:
     """Let ranks return that go on; return when they did, if another world or try followed."""
     if isinstance(expected, GoesOn):
-        assert until(lambda: len(launch.notes()) > there or launch.has_ended, RUNNING_SECONDS, 0.02)
+        assert until(lambda: len(launch.notes()) > there or launch.has_ended, step=0.02)
         at = time.monotonic()
         launch.go()
         return at
     if isinstance(expected, TrialFails):
         # The failure is there once its GPU serves nobody; the other trial waits.
         assert isinstance(launch, OwnLaunch)
-        assert until(lambda: launch.failed > 0 or launch.has_ended, RUNNING_SECONDS, 0.02)
+        assert until(lambda: launch.failed > 0 or launch.has_ended, step=0.02)
         at = time.monotonic()
         launch.go()
         return at

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import hopsgpu
+from tests.bounds import HANG_SECONDS
 
 GO = "go"
 ORDER = "order"
@@ -104,7 +105,7 @@ def _perform(place: Path, what: str) -> None:
     if what == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "hangs":
-        threading.Event().wait(600)
+        threading.Event().wait(HANG_SECONDS)
     if what == "floods":
         line = "x" * 1023 + "\n"
         for _ in range(64):
@@ -112,7 +113,7 @@ def _perform(place: Path, what: str) -> None:
         sys.stdout.flush()
     if what == "fills memory":
         kept = bytearray(b"x") * (600 * 2**20)
-        threading.Event().wait(600)
+        threading.Event().wait(HANG_SECONDS)
         assert kept
     if what == "fills its disk":
         with Path("/dev/full").open("w") as full:

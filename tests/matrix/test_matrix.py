@@ -22,6 +22,7 @@ import hopsgpu
 from hopsgpu import devcluster
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.cluster.test_doctor import doctor, states
 from tests.cluster.test_submit import (
     application_in,
@@ -78,7 +79,7 @@ def test_release(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
     run = hopsgpu.submit(time.sleep, args=(3,), workers=2, progress="off")
-    assert until(lambda: run.status().state == "running", 120)
+    assert until(lambda: run.status().state == "running")
     assert manager.gpus() == (2, 4)
     result = run.result()
     assert result.timeline.released is not None
@@ -98,7 +99,7 @@ def test_hold(spark: SparkSession, manager: ResourceManager, gpus_back: Callable
         # A release tells them so, too, rather than to wait for YARN's kill.
         processes = gang.launch(executor_jvm, progress="off").values
         application_of(spark).jvm.shut_down(executors_of(spark))
-        assert all(until(lambda jvm=jvm: gone(jvm), 10) for jvm in processes)
+        assert all(until(lambda jvm=jvm: gone(jvm)) for jvm in processes)
     assert gpus_become(manager, 0)
 
 
@@ -124,7 +125,7 @@ def test_cancel(
 ) -> None:
     for state in ("waiting", "running"):
         run = hopsgpu.submit(time.sleep, args=(600,), workers=2, progress="off")
-        assert until(lambda run=run, state=state: run.status().state == state, 120, 0.002)
+        assert until(lambda run=run, state=state: run.status().state == state, step=0.002)
         run.cancel()
         with pytest.raises(hopsgpu.Cancelled):
             run.result()
@@ -171,7 +172,7 @@ def test_gpus(cluster_env: dict[str, str], spark: SparkSession) -> None:
                 capture_output=True,
                 text=True,
                 check=True,
-                timeout=60,
+                timeout=HANG_SECONDS,
             ).stdout
             for more in (["--json"], [])
         )

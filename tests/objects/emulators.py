@@ -174,5 +174,5 @@ def _program(name: str) -> str:
 
 @contextlib.contextmanager
 def _running(command: list[str], port: int, directory: Path) -> Iterator[None]:
-    with running_server(command, directory, directory / "server.log", lambda: accepts(port), 60):
+    with running_server(command, directory, directory / "server.log", lambda: accepts(port)):
         yield

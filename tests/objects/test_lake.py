@@ -15,6 +15,7 @@ import pytest
 from hopsgpu.errors import StoreError
 from hopsgpu.storage import object_store
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 from tests.contract import test_lake
 from tests.objects.conftest import BUCKET
 from tests.objects.contracts import contracts_of
@@ -176,7 +177,7 @@ def look(lake: LakePath, changed: Mapping[str, str], secret: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
     )
     assert not secret or secret not in done.stdout + done.stderr
     return done.stdout

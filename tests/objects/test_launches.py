@@ -20,6 +20,7 @@ from hopsgpu.cli.main import main
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become
 from tests.objects.emulators import Emulator
 
@@ -67,7 +68,7 @@ def told(
         env=env,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=HANG_SECONDS,
         check=False,
     )
     lines = [line for line in ran.stdout.splitlines() if line.startswith("TOLD ")]

@@ -21,10 +21,11 @@ from hopsgpu import devcluster
 from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from tests.bounds import HANG_SECONDS
 from tests.cluster.test_submit import Started, client_env, ends, started, submitting
 from tests.conftest import until
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak]
 Env = dict[str, str]
 JOB = """
     import sys, time
@@ -102,7 +103,7 @@ def all_alive(cluster_dir: Path, alice: Env) -> Iterator[None]:
     yield
     devcluster.up(cluster_dir)
     manager = ResourceManager(web_addresses(HadoopConf.load(alice).get))
-    assert until(lambda: manager.gpus()[0] == 0, 30)
+    assert until(lambda: manager.gpus()[0] == 0)
 
 
 def active_resource_manager(url: str) -> bool:
@@ -149,10 +150,10 @@ def test_a_resource_manager_dies_under_a_gang_and_a_line(
 ) -> None:
     env = client_env(alice)
     with jobs((submitting(str(script), "first", "3", "40", "1"), env)) as first:
-        assert until(lambda: devcluster.status(cluster_dir).gpus_used == 3, 120, 0.5)
+        assert until(lambda: devcluster.status(cluster_dir).gpus_used == 3, step=0.5)
         # It finds one GPU, and waits for the other.
         with jobs((submitting(str(script), "second", "2", "2", "1"), env)) as second:
-            assert until(lambda: "waiting:" in second[0].out.read_text(), 120)
+            assert until(lambda: "waiting:" in second[0].out.read_text())
             kill_active(cluster_dir, "resourcemanager", active_resource_manager)
             ended = ends(*first, *second)
     for code, out, err in ended:
@@ -168,7 +169,7 @@ def test_a_name_node_dies_while_a_model_is_published(
 ) -> None:
     env = client_env(alice)
     with jobs((submitting(str(script), "large", "2", "3", "300"), env)) as running:
-        assert until(lambda: "publishing" in running[0].out.read_text(), 120, 0.02)
+        assert until(lambda: "publishing" in running[0].out.read_text(), step=0.02)
         killed = kill_active(cluster_dir, "namenode", active_name_node)
         ((code, out, err),) = ends(*running)
     assert code == 0, (killed, out + err[-3000:])
@@ -207,6 +208,8 @@ def test_a_root_on_webhdfs_by_https(cluster_dir: Path, alice: Env, script: Path)
 def hopsgpu(env: Env, *arguments: str) -> str:
     """What the command prints."""
     command = [sys.executable, "-m", "hopsgpu.cli.main", *arguments]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     return ran.stdout

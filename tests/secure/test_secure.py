@@ -19,12 +19,12 @@ from hopsgpu import devcluster
 from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.cluster.test_submit import application_in, client_env, ends, started, submitting
 from tests.contention import start_script
 from tests.docs.pages import ROOT
 
 Env = dict[str, str]
-SECONDS = 200
 
 WHOLE = """
     from pathlib import Path
@@ -57,7 +57,7 @@ def run(env: Mapping[str, str], *command: str) -> subprocess.CompletedProcess[st
         env=env,
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_SECONDS,
         check=False,
     )
 
@@ -72,7 +72,7 @@ def told(alice: Env, manager: ResourceManager) -> dict[str, str]:
     """What a whole training of alice's has told, by its first word; she has run kinit alone."""
     # Hadoop ignores it where Kerberos is on.
     script = start_script({**alice, "HADOOP_USER_NAME": "mallory"}, WHOLE)
-    out, errors = script.communicate(timeout=SECONDS)
+    out, errors = script.communicate(timeout=HANG_SECONDS)
     assert script.returncode == 0, errors
     assert manager.gpus() == (0, 4)
     return dict(re.findall(r"^(\w+) (.*)$", out, re.MULTILINE))
@@ -137,7 +137,7 @@ def test_bob_ends_no_turn_of_hers(alice: Env, bob: Env, told: dict[str, str]) ->
     lake = re.sub(r"/user/.*", "/tmp", told["model"])
     for env, word in ((alice, "file"), (bob, "end")):
         script = start_script(env, QUEUE, lake, word)
-        out, errors = script.communicate(timeout=SECONDS)
+        out, errors = script.communicate(timeout=HANG_SECONDS)
         assert "('turn-alices',)" in out, errors
     assert out.count("refused: permission") == 2
 
@@ -180,12 +180,12 @@ def test_bob_does_not_join_her_driver(
         sockets = psutil.Process(driver.pid).net_connections("tcp")
         listening = [one.laddr for one in sockets if one.status == psutil.CONN_LISTEN]
         stranger = start_script(bob, STRANGER, *(f"{a.ip}:{a.port}" for a in listening))
-        out, errors = stranger.communicate(timeout=SECONDS)
+        out, errors = stranger.communicate(timeout=HANG_SECONDS)
         assert stranger.returncode == 0, errors
         assert "JOINED" not in out and out.count("refused") == len(listening)
         # By the handshake, and not because nobody listens.
         assert "refused ChannelError" in out, out
-        out, errors = driver.communicate("go on\n", timeout=SECONDS)
+        out, errors = driver.communicate("go on\n", timeout=HANG_SECONDS)
     finally:
         driver.kill()
     assert "value 42" in out, errors
@@ -229,7 +229,7 @@ NEW_TOKENS = """
     print("planned", jvm.seconds_to_new_tokens())
     before = jvm.hdfs_tokens()
     jvm.plan_new_tokens()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANG_SECONDS
     while jvm.hdfs_tokens() == before and time.monotonic() < deadline:
         time.sleep(0.1)  # Spark tells nobody of new tokens
     print("new", before != jvm.hdfs_tokens() != b"")
@@ -238,7 +238,7 @@ NEW_TOKENS = """
 
 def test_spark_gets_tokens_when_it_is_asked(cluster_env: Env, realm: Realm) -> None:
     script = start_script(cluster_env, NEW_TOKENS, realm.keytab("alice"))
-    out, errors = script.communicate(timeout=SECONDS)
+    out, errors = script.communicate(timeout=HANG_SECONDS)
     assert "new True" in out, out + errors
     planned = re.search(r"^planned ([\d.]+)$", out, re.MULTILINE)
     # Three quarters of a day, less the start of the session.
@@ -381,7 +381,7 @@ def test_a_gang_that_cannot_write_to_the_lake_fails_before_it_trains(
     alice: Env, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
     script = start_script(alice, NO_TOKENS)
-    out, errors = script.communicate(timeout=SECONDS)
+    out, errors = script.communicate(timeout=HANG_SECONDS)
     assert "trained" not in out, errors
     assert "this container cannot write to the lake" in out, out + errors
     assert "delegation token" in out or "Kerberos ticket" in out
@@ -410,5 +410,5 @@ def test_webhdfs_takes_tickets_in_the_driver_and_tokens_in_ranks(
 ) -> None:
     web = HadoopConf.load_hdfs(alice).get("dfs.namenode.http-address")
     script = start_script(alice, WEB, f"webhdfs://{web}/user/alice/web")
-    out, errors = script.communicate(timeout=SECONDS)
+    out, errors = script.communicate(timeout=HANG_SECONDS)
     assert f"webhdfs://{web}/user/alice/web/models/web/1 b'by web'" in out, out + errors

@@ -20,6 +20,7 @@ from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.serving import kserve
 from hopsgpu.serving.export_layout import ServedVersion
 from hopsgpu.serving.model_signature import parse
+from tests.bounds import HANG_SECONDS
 from tests.served_models import Published, X, publish
 from tests.servers import free_port, running_server
 
@@ -49,17 +50,19 @@ def serving(
 
     def ready() -> bool:
         with contextlib.suppress(requests.ConnectionError):
-            return requests.get(f"{url}/v2/health/ready", timeout=10).status_code == 200
+            return requests.get(f"{url}/v2/health/ready", timeout=HANG_SECONDS).status_code == 200
         return False
 
-    with running_server(command, directory, log, ready, 200, variables):
+    with running_server(command, directory, log, ready, variables):
         yield url
 
 
 def infer(url: str, model: str) -> Any:
     """The first output for X, by the Open Inference Protocol."""
     tensor = {"name": "x", "datatype": "FP32", "shape": list(X.shape), "data": X.ravel().tolist()}
-    answer = requests.post(f"{url}/v2/models/{model}/infer", json={"inputs": [tensor]}, timeout=60)
+    answer = requests.post(
+        f"{url}/v2/models/{model}/infer", json={"inputs": [tensor]}, timeout=HANG_SECONDS
+    )
     assert answer.status_code == 200, answer.text
     return np.asarray(answer.json()["outputs"][0]["data"])
 
@@ -131,5 +134,5 @@ def test_kserves_python_server(published: dict[str, Published], tmp_path: Path) 
     with serving(command, port, tmp_path / "log", {}, tmp_path) as url:
         np.testing.assert_allclose(infer(url, "net"), one.answer)
         asked = {"instances": X.tolist()}
-        answer = requests.post(f"{url}/v1/models/net:predict", json=asked, timeout=60)
+        answer = requests.post(f"{url}/v1/models/net:predict", json=asked, timeout=HANG_SECONDS)
         assert answer.json() == {"predictions": one.answer.tolist()}

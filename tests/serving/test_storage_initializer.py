@@ -18,6 +18,7 @@ from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 from tests.served_models import Published, publish
 from tests.serving.test_servers import environment
 
@@ -108,7 +109,7 @@ def test_it_downloads_what_an_export_names(
         env={**env, "HDFS_SECRET_DIR": str(secret)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -82,7 +82,7 @@ def main() -> None:
     sys.stdin.read()
     for one in (run, waits):
         one.cancel()
-        one.wait(60)
+        one.wait(900)
 
 
 main()

@@ -22,8 +22,6 @@ from tests.conftest import EXAMPLES, gpus_become
 Example = Callable[[str], ModuleType]
 quiet = functools.partial(hopsgpu.launch, progress="off")
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture(scope="module")
 def gang(spark: SparkSession, manager: ResourceManager) -> Iterator[hopsgpu.Gang]:

@@ -20,10 +20,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests import local_scripts
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.local_scripts import local_environ, running, simulate_gpus
-
-pytestmark = pytest.mark.timeout(600)
 
 # Debian's, Ubuntu's, Google's; `.ci/run` installs the first.
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -121,7 +120,7 @@ def runs(home: Path, environ: dict[str, str]) -> Iterator[dict[str, str]]:
         _as_by_strangers(home / "hopsgpu" / "runs", found)
         yield found
         process.stdin.close()
-        process.wait(120)
+        process.wait(HANG_SECONDS)
 
 
 def _as_by_strangers(directory: Path, found: dict[str, str]) -> None:
@@ -278,7 +277,7 @@ def test_metrics_become_plots_in_which_one_looks_closer(
     page.locator(".plots .u-over").first.hover(position={"x": 200, "y": 50})
     expect(page.locator(".plots .u-legend").first).to_contain_text(re.compile(r"rank 0:?\s*0\.\d"))
     page.set_viewport_size({"width": 400, "height": 900})
-    assert until(lambda: page.evaluate("document.documentElement.scrollWidth") <= 400, 10)
+    assert until(lambda: page.evaluate("document.documentElement.scrollWidth") <= 400)
 
 
 def test_a_search_has_a_line_for_each_trial(
@@ -308,7 +307,7 @@ def test_pages_renew_themselves_and_keep_the_focus(
     link = page.get_by_role("link", name="Log of rank 1")
     link.focus()
     before = page.locator("#ranks ~ .scroll").inner_text()
-    assert until(lambda: page.locator("#ranks ~ .scroll").inner_text() != before, 60)
+    assert until(lambda: page.locator("#ranks ~ .scroll").inner_text() != before)
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "Log of rank 1"
     pause = page.get_by_role("button", name="Pause updates")
     pause.click()
@@ -319,7 +318,7 @@ def test_a_log_is_followed(opened: Open, url: str, runs: dict[str, str], home: P
     page = opened()
     go(page, url, f"runs/{home.name}/{runs['running']}/log?rank=0")
     before = len(page.locator("#log").inner_text())
-    assert until(lambda: len(page.locator("#log").inner_text()) > before, 60)
+    assert until(lambda: len(page.locator("#log").inner_text()) > before)
     lines = page.locator("#log").inner_text().split()
     steps = [int(lines[n + 1].rstrip(":")) for n, word in enumerate(lines) if word == "step"]
     assert steps == list(range(0, steps[-1] + 20, 20))

@@ -22,6 +22,7 @@ import hopsgpu
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.bounds import HANG_SECONDS
 from tests.conftest import gone, gpus_become, until
 from tests.processes import processes_of
 
@@ -76,7 +77,6 @@ def launch_once(met: Path, how: str, workers: int, wait: float) -> None:
         assert all(rank.stopped and rank.signal == "SIGTERM" for rank in others)
 
 
-@pytest.mark.timeout(1800)
 def test_many_launches_with_failures_leave_nothing(
     spark: SparkSession,
     manager: ResourceManager,
@@ -99,21 +99,21 @@ def test_many_launches_with_failures_leave_nothing(
     assert gpus_become(manager, 0)
     # Whoever asks for ETL only has profile 0; there was none of it. Spark strikes an executor off
     # when its connection has ended, which comes after YARN's word that its container is free.
-    assert until(lambda: not every_executor(application), 60), every_executor(application)
+    assert until(lambda: not every_executor(application)), every_executor(application)
 
     def left() -> list[str]:
         names = {thread.name for thread in threading.enumerate()}.difference(quiet)
         return [name for name in names if name.startswith("hopsgpu")]
 
-    assert until(lambda: not left(), 60), left()
+    assert until(lambda: not left()), left()
     # py4j keeps a connection for each thread that has called it; a leak of ours would be some for
     # each launch.
     assert len(list(Path("/proc/self/fd").iterdir())) < files + LAUNCHES
-    assert until(lambda: not processes_of(cluster_dir, b"hopsgpu.agent."), 60)
-    assert until(lambda: temporary_files() == temporary, 60), temporary_files() ^ temporary
+    assert until(lambda: not processes_of(cluster_dir, b"hopsgpu.agent."))
+    assert until(lambda: temporary_files() == temporary), temporary_files() ^ temporary
     # Of the line only the last turn is left.
     names = application.gang_queue_dir.names
-    assert until(lambda: [name.partition("-")[0] for name in names()] == ["turn"], 60), names()
+    assert until(lambda: [name.partition("-")[0] for name in names()] == ["turn"]), names()
 
 
 def every_executor(application: Application) -> list[str]:
@@ -176,15 +176,15 @@ def test_a_driver_that_is_ended_gives_its_gpus_back(
         text=True,
     )
     try:
-        assert until(lambda: len(rank_pids(pids)) == 2, 180)
+        assert until(lambda: len(rank_pids(pids)) == 2)
         assert gpus_become(manager, 2, seconds=30)
         os.kill(driver.pid if whose == "Python" else child_of(driver.pid), number)
         began = time.monotonic()
         assert gpus_become(manager, 0, seconds=30)
         seconds = time.monotonic() - began
         print(f"{number.name} to the driver's {whose}: GPUs free {seconds:.1f} s later")
-        assert until(lambda: all(map(gone, rank_pids(pids))), 60)
-        _, said = driver.communicate(timeout=120)
+        assert until(lambda: all(map(gone, rank_pids(pids))))
+        _, said = driver.communicate(timeout=HANG_SECONDS)
         if number is signal.SIGINT:
             assert "KeyboardInterrupt" in said
             assert "releasing" in said

@@ -21,9 +21,9 @@ from hopsgpu.agent.reaper import ExitStatus
 from hopsgpu.linux import comm
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.rank import files
+from tests.bounds import HANG_SECONDS
 from tests.conftest import gone, until
 
-SECONDS = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 
 # Its name is what a daemon looks for above the task that starts it.
@@ -55,7 +55,7 @@ class Rank:
         return (self.directory / files.LOG).read_text()
 
     async def end(self) -> ExitStatus:
-        return await asyncio.wait_for(self.daemon.wait_exit(self.pid), SECONDS)
+        return await asyncio.wait_for(self.daemon.wait_exit(self.pid), HANG_SECONDS)
 
     async def value(self) -> Any:
         ended = await self.end()
@@ -143,8 +143,8 @@ def container(directory: Path) -> Iterator[Container]:
             yield there
         finally:
             jvm.kill()
-    assert until(lambda: not there.left(), SECONDS), there.left()
-    assert until(lambda: not list(directory.glob("hopsgpu/process-daemon-*")), SECONDS)
+    assert until(lambda: not there.left()), there.left()
+    assert until(lambda: not list(directory.glob("hopsgpu/process-daemon-*")))
 
 
 __all__ = ["Container", "Rank", "container", "gone", "until", "without_spares"]

@@ -15,8 +15,7 @@ from typing import Any
 from hopsgpu.control.channel import Channel
 from hopsgpu.control.handshake import connect
 from hopsgpu.control.server import serve
-
-SECONDS = 30.0
+from tests.bounds import HANG_SECONDS
 
 
 async def _talk(channel: Channel) -> None:
@@ -45,7 +44,7 @@ def _driver(secret: bytes, heartbeat: float) -> None:
     with serve(secret, "127.0.0.1", heartbeat=heartbeat) as server:
         print(server.port, flush=True)
         for _ in itertools.count():
-            server.next_event(SECONDS)
+            server.next_event(HANG_SECONDS)
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from hopsgpu.runs.run_details import RunDetails
 from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.background import Background
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 
 OLD, NEW = "fit-20261121-120000-aaaaaa", "fit-20261122-120000-bbbbbb"
 ENVIRONMENT = EnvironmentRecord(
@@ -84,7 +85,7 @@ class RecordedRun:
     def put(self, state: str) -> None:
         """Has the record written, and waits for that."""
         self._recording.put(state, reason=_REASONS.get(state))
-        self._background.flush(60.0)
+        self._background.flush(HANG_SECONDS)
         assert self._background.problems() == ()
 
     def goes(self, at: float, state: GangState) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.rank import files
+from tests.bounds import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 240
 
 
 def drive(function: Callable[..., Any], *args: Any, hidden: bool = True) -> Any:
@@ -47,7 +47,7 @@ def run(call: bytes) -> Any:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=SECONDS,
+            timeout=HANG_SECONDS,
             check=False,
         )
         outcome = json.loads((directory / files.OUTCOME).read_text())
@@ -78,7 +78,7 @@ def printed(
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{path}".rstrip(":"), **variables},
         capture_output=True,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr

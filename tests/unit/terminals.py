@@ -31,7 +31,7 @@ class Person:
         """Returns once a stop holds: the kernel passes keys on when it comes to it."""
         os.write(self._master, keys)
         if keys == STOP:
-            assert until(lambda: not wait_for_room(self.stream.fileno(), 0.0), 20.0, step=0.01)
+            assert until(lambda: not wait_for_room(self.stream.fileno(), 0.0), step=0.01)
 
     def sees(self, text: str, seconds: float = 20.0) -> bool:
         """Reads on until there is a text, or nothing comes for so long."""

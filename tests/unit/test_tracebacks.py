@@ -30,6 +30,7 @@ from hopsgpu.packaging.sources import add_source_lines
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.run import Run
 from hopsgpu.runs.status_board import GangBoard
+from tests.bounds import HANG_SECONDS
 
 # Code as if it were hopsgpu's: called within a public function.
 OWN = Path(tracebacks.__file__).with_name("own_code.py")
@@ -264,7 +265,7 @@ def test_an_interrupt_tells_in_a_line_what_has_become_of_the_run(
 
     def work() -> GangResult:
         signal.raise_signal(signal.SIGINT)
-        assert cancelled.wait(30)
+        assert cancelled.wait(HANG_SECONDS)
         for name in passed.split():
             told.state(GangState[name])
         if released:
@@ -285,9 +286,9 @@ def test_a_second_interrupt_says_that_nothing_was_seen_to_be_back() -> None:
 
     def work() -> GangResult:
         signal.raise_signal(signal.SIGINT)
-        assert cancelled.wait(30)
+        assert cancelled.wait(HANG_SECONDS)
         signal.raise_signal(signal.SIGINT)
-        assert over.wait(30)
+        assert over.wait(HANG_SECONDS)
         raise Cancelled("by hand")
 
     try:
@@ -310,7 +311,7 @@ def test_an_interrupted_submit_cancels_its_run_and_waits_for_it() -> None:
     cancelled = threading.Event()
 
     def work() -> GangResult:
-        assert cancelled.wait(30)
+        assert cancelled.wait(HANG_SECONDS)
         raise Cancelled("by hand")
 
     @takes(NoOptions)

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from hopsgpu.attempts.checkpoint_request import Agreed, CheckpointRequest, NotAgreed, RequestBounds
 from hopsgpu.control.channel import Message
+from tests.bounds import HANG_SECONDS
 from tests.process.agent.test_agent import Gang, gang
 
 __all__ = ["gang"]
-
-SECONDS = 60.0
 
 
 def train(directory: str, gap: int, *pauses: float) -> list[int]:
@@ -64,7 +63,7 @@ def follow(
         request: the request.
         hears: whether a message is not lost.
     """
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     orders = request.tick(time.monotonic())
     while True:
         for order in orders:
@@ -104,7 +103,7 @@ def values(gang: Gang, ranks: int) -> dict[int, list[int]]:
 
 def come_to_it(gang: Gang, ranks: int) -> bool:
     """Whether all ranks come to a step to save at."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
         if all((gang.lake / f"due-{rank}").exists() for rank in range(ranks)):
             return True

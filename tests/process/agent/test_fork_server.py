@@ -24,9 +24,10 @@ from hopsgpu.agent import fork_safety
 from hopsgpu.agent.spare_child import SpareChild
 from hopsgpu.linux import parent_of
 from hopsgpu.rank.files import LOG, OUTCOME, VALUE, WORK
+from tests.bounds import HANG_SECONDS
 from tests.process.agent.test_agent import Gang, gang, reserve  # noqa: F401
 from tests.unit import rank_functions as functions
-from tests.unit.containers import ROOT, SECONDS, Container, container, gone, until
+from tests.unit.containers import ROOT, Container, container, gone, until
 
 # Its thread would be missing in a forked rank.
 THREADED = """
@@ -174,9 +175,9 @@ def test_sigusr1_has_a_hanging_rank_write_where_it_is_and_go_on(
         async with here.connect_daemon() as daemon:
             file = tmp_path / "go"
             rank = await here.start(daemon, here.spec(), functions.hangs_until, str(file))
-            assert await asyncio.to_thread(until, lambda: "here" in rank.log, SECONDS)
+            assert await asyncio.to_thread(until, lambda: "here" in rank.log)
             daemon.signal(rank.pid, signal.SIGUSR1, "process")
-            assert await asyncio.to_thread(until, lambda: "in hangs_until" in rank.log, SECONDS)
+            assert await asyncio.to_thread(until, lambda: "in hangs_until" in rank.log)
             file.touch()
             assert await rank.value() == "went on"
 
@@ -210,7 +211,7 @@ def test_where_forking_is_not_safe_the_rank_is_a_fresh_interpreter(
     here: Container, source: str, said: str
 ) -> None:
     here.module("odd", source)
-    spec = here.spec("odd", seconds=0.5 if "while" in source else SECONDS)
+    spec = here.spec("odd", seconds=0.5 if "while" in source else HANG_SECONDS)
 
     async def scenario() -> None:
         async with here.connect_daemon() as daemon:
@@ -220,7 +221,7 @@ def test_where_forking_is_not_safe_the_rank_is_a_fresh_interpreter(
             assert rank.started.warning == reason
             assert await rank.value() == daemon.pid
             assert await daemon.store(spec, 2) is None
-        assert await asyncio.to_thread(until, lambda: not here.left(), SECONDS)
+        assert await asyncio.to_thread(until, lambda: not here.left())
 
     asyncio.run(scenario())
 
@@ -324,7 +325,7 @@ async def forked_ahead(here: Container, server: int | None = None) -> int:
     def spares() -> list[int]:
         return [pid for pid in here.spares() if server in (None, parent_of(pid))]
 
-    assert await asyncio.to_thread(until, spares, SECONDS)
+    assert await asyncio.to_thread(until, spares)
     (pid,) = spares()
     return pid
 
@@ -404,7 +405,7 @@ def test_a_spare_that_is_killed_costs_nothing(
             os.kill(ahead, signal.SIGKILL)
             if is_reaped:
                 process = Path(f"/proc/{ahead}")
-                assert await asyncio.to_thread(until, lambda: not process.exists(), SECONDS)
+                assert await asyncio.to_thread(until, lambda: not process.exists())
             rank = await here.start(daemon, here.spec(), run)
             assert (rank.started.warning, await rank.value()) == (None, "value")
             assert file.read_text() == "once"
@@ -430,7 +431,7 @@ def test_a_spare_that_does_not_take_what_it_is_told_is_killed(
             OSError, match="Broken pipe" if hangs_up else "the spare process has ended"
         ):
             SpareChild(process.pid, ours).hand_over(tmp_path, {})
-        assert process.wait(SECONDS) == -signal.SIGKILL
+        assert process.wait(HANG_SECONDS) == -signal.SIGKILL
     assert ours.fileno() == -1
 
 
@@ -441,8 +442,8 @@ def test_a_spare_ends_with_its_server(here: Container) -> None:
             ahead = await forked_ahead(here)
             assert os.getsid(ahead) == os.getpgid(ahead) == ahead
             os.kill(server, signal.SIGKILL)
-            assert await asyncio.to_thread(until, lambda: gone(ahead), SECONDS)
-            assert await asyncio.to_thread(until, lambda: not here.left(), SECONDS)
+            assert await asyncio.to_thread(until, lambda: gone(ahead))
+            assert await asyncio.to_thread(until, lambda: not here.left())
 
     asyncio.run(scenario())
 
@@ -459,7 +460,7 @@ def test_a_spare_that_cannot_be_set_up_is_the_same_error(here: Container) -> Non
                 with pytest.raises(FileNotFoundError, match=f"rank-{number}/{WORK}") as told:
                     await daemon.spawn(here.spec(), rank, {})
                 said.append((told.value.errno, str(told.value).replace(str(rank), "")))
-                assert await asyncio.to_thread(until, lambda b=before: all(map(gone, b)), SECONDS)
+                assert await asyncio.to_thread(until, lambda b=before: all(map(gone, b)))
                 await forked_ahead(here)
             assert len(before) == 1 and said[0] == said[1]
             # The server still serves.
@@ -523,11 +524,11 @@ def test_a_server_that_is_frozen_is_done_without(impatient: Container) -> None:
             server = await (await here.start(daemon, spec, os.getppid)).value()
             os.kill(server, signal.SIGSTOP)
             asked = (here.start(daemon, spec, str.upper, "ok"), daemon.store(spec, 2))
-            rank, store = await asyncio.wait_for(asyncio.gather(*asked), SECONDS)
+            rank, store = await asyncio.wait_for(asyncio.gather(*asked), HANG_SECONDS)
             assert (rank.started.warning, await rank.value()) == (SILENT, "OK")
             assert store is None
             assert daemon.warnings == [f"rank 0 serves torch's TCPStore itself: {SILENT}"]
-            assert await asyncio.to_thread(until, lambda: gone(server), SECONDS)
+            assert await asyncio.to_thread(until, lambda: gone(server))
             # Another takes its place: a server that froze is no reason to do without for good.
             next_rank = await here.start(daemon, spec, os.getppid)
             assert next_rank.started.warning is None
@@ -552,7 +553,9 @@ def test_what_a_frozen_server_had_forked_does_not_run_twice(
 
     async def scenario() -> None:
         async with here.connect_daemon() as daemon:
-            rank = await asyncio.wait_for(here.start(daemon, here.spec("freezes"), run), SECONDS)
+            rank = await asyncio.wait_for(
+                here.start(daemon, here.spec("freezes"), run), HANG_SECONDS
+            )
             assert rank.started.warning == SILENT
             assert os.waitstatus_to_exitcode((await rank.end()).status) == 1
             outcome = json.loads((rank.directory / OUTCOME).read_text())
@@ -564,7 +567,7 @@ def test_what_a_frozen_server_had_forked_does_not_run_twice(
                 assert outcome["status"] == "not started"
                 assert "killed together with its fork server" in outcome["error"]
             assert file.read_text() == "once"
-            assert await asyncio.to_thread(until, lambda: not here.left(), SECONDS)
+            assert await asyncio.to_thread(until, lambda: not here.left())
 
     asyncio.run(scenario())
 
@@ -583,7 +586,7 @@ def test_without_torch_there_is_no_store_and_no_second_server(here: Container) -
             assert rank.started.warning is None
             assert [await rank.value()] == servers
             # A spare has its name a moment after it was forked.
-            assert await asyncio.to_thread(until, lambda: here.marked() == servers, SECONDS)
+            assert await asyncio.to_thread(until, lambda: here.marked() == servers)
 
     asyncio.run(scenario())
 
@@ -676,7 +679,7 @@ def test_a_store_ends_with_the_connection(warm: Container) -> None:
             return store.pid
 
     pid = asyncio.run(scenario())
-    assert until(lambda: gone(pid), SECONDS)
+    assert until(lambda: gone(pid))
 
 
 def test_a_store_that_goes_on_keeps_nothing_of_an_ended_rank(
@@ -688,12 +691,12 @@ def test_a_store_that_goes_on_keeps_nothing_of_an_ended_rank(
         async with warm.connect_daemon() as daemon:
             store = await daemon.store(spec, 1)
             rank = await warm.start(daemon, spec, functions.family, str(family))
-            assert await asyncio.to_thread(until, family.exists, SECONDS)
+            assert await asyncio.to_thread(until, family.exists)
             daemon.signal(rank.pid, signal.SIGTERM, "group")
             await rank.end()
             pids = json.loads(family.read_text())
             left = [pids[name] for name in ("daemon", "forked", "child", "worker")]
-            assert await asyncio.to_thread(until, lambda: all(map(gone, left)), SECONDS)
+            assert await asyncio.to_thread(until, lambda: all(map(gone, left)))
             assert store is not None and not gone(store.pid)
 
     asyncio.run(scenario())
@@ -710,7 +713,7 @@ def test_a_spare_holds_nothing_of_a_store_nor_of_its_server(warm: Container) -> 
             ahead = await forked_ahead(warm, server)
             files = Path(f"/proc/{ahead}/fd")
             few = lambda: len([*files.iterdir()]) == 4  # noqa: E731
-            assert await asyncio.to_thread(until, few, SECONDS)
+            assert await asyncio.to_thread(until, few)
             held = {str(path.readlink()).split(":")[0] for path in files.iterdir()}
             log = str(Path(f"/proc/{server}/fd/1").readlink())
             assert held == {"/dev/null", log, "socket"}
@@ -747,11 +750,11 @@ def test_workers_that_are_busy_end_with_their_rank(warm: Container, tmp_path: Pa
         async with warm.connect_daemon() as daemon:
             rank = await warm.start(daemon, spec, functions.loads_for_ever, str(tmp_path / "busy"))
             busy = lambda: sorted(tmp_path.glob("busy.*"))  # noqa: E731
-            assert await asyncio.to_thread(until, lambda: len(busy()) == 2, SECONDS)
+            assert await asyncio.to_thread(until, lambda: len(busy()) == 2)
             os.kill(rank.pid, signal.SIGKILL)
             assert (await rank.end()).status == signal.SIGKILL
             pids = [int(file.suffix[1:]) for file in busy()]
-            assert await asyncio.to_thread(until, lambda: all(map(gone, pids)), SECONDS)
+            assert await asyncio.to_thread(until, lambda: all(map(gone, pids)))
 
     asyncio.run(scenario())
 

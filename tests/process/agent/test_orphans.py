@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.agent import orphans
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
 # The main thread ends and takes its view of the memory along, as that of a killed process does
@@ -24,7 +25,6 @@ def stay():
 threading.Thread(target=stay).start()
 ctypes.CDLL(None).pthread_exit(None)
 """
-SECONDS = 60
 
 
 def test_a_sweep_waits_for_a_process_that_has_lost_its_environment_and_not_its_files() -> None:
@@ -35,14 +35,14 @@ def test_a_sweep_waits_for_a_process_that_has_lost_its_environment_and_not_its_f
     ):
         descriptor = os.pidfd_open(slow.pid)
         try:
-            assert until(lambda: orphans._is_exiting(Path(f"/proc/{slow.pid}")), SECONDS)
+            assert until(lambda: orphans._is_exiting(Path(f"/proc/{slow.pid}")))
             assert orphans.find_marked("t") == [] and not select.select([descriptor], [], [], 0)[0]
             sweeping = threads.submit(orphans.sweep, "t")
             with pytest.raises(TimeoutError):
                 sweeping.result(0.3)
             assert slow.stdin is not None
             slow.stdin.close()
-            assert sweeping.result(SECONDS) == 0
+            assert sweeping.result(HANG_SECONDS) == 0
             assert select.select([descriptor], [], [], 0)[0]
         finally:
             os.close(descriptor)

@@ -16,6 +16,7 @@ from hopsgpu.core import own_log
 from hopsgpu.core.gang import GangExecutor, assign_ranks
 from hopsgpu.display.base import NoDisplay
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 from tests.process.agent.test_agent import AGENT, Gang, serve_agent
 
 PRIVATE = "jyT-of-the-user"
@@ -63,7 +64,7 @@ def test_an_agent_and_its_daemon_log_what_they_do_and_no_secret(
     assert "hopsgpu: the log of its process daemon:\n" in sent and "process daemon of" in sent
     secret = gang.server._secret
     gang.server.disconnect_all()
-    assert gang.process.wait(60) == 0
+    assert gang.process.wait(HANG_SECONDS) == 0
     logs = files(tmp_path)
     agent = logs.pop(own_log.AGENT_FILE)
     ((name, daemon),) = logs.items()

@@ -26,7 +26,8 @@ from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.packaging.python_env.environment import RankPython
-from tests.unit.containers import JVM, SECONDS, until
+from tests.bounds import HANG_SECONDS
+from tests.unit.containers import JVM, until
 
 # Below the stand-in for the JVM, as Spark's tasks are.
 TASK = """
@@ -58,7 +59,7 @@ class Holding:
         self.jvm = subprocess.Popen(
             command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True
         )
-        event = server.next_event(SECONDS)
+        event = server.next_event(HANG_SECONDS)
         assert event is not None and event.message is not None
         assert event.message.kind == "hello"
 
@@ -91,7 +92,7 @@ def test_what_a_holder_has_warmed_the_next_task_finds(
     holding = Holding(server, warm, tmp_path)
     imported = tmp_path / "path" / "imported"
     try:
-        assert until(imported.exists, SECONDS)
+        assert until(imported.exists)
         server.disconnect_all()
         assert holding.ended()
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
@@ -100,7 +101,7 @@ def test_what_a_holder_has_warmed_the_next_task_finds(
     finally:
         holding.jvm.kill()
         holding.jvm.communicate()
-    assert until(lambda: not list(tmp_path.glob("hopsgpu/process-daemon-*")), SECONDS)
+    assert until(lambda: not list(tmp_path.glob("hopsgpu/process-daemon-*")))
 
 
 def test_what_a_holder_has_begun_goes_on_for_the_next_task(
@@ -118,7 +119,7 @@ def test_what_a_holder_has_begun_goes_on_for_the_next_task(
     finally:
         holding.jvm.kill()
         holding.jvm.communicate()
-    assert until(lambda: not list(tmp_path.glob("hopsgpu/process-daemon-*")), SECONDS)
+    assert until(lambda: not list(tmp_path.glob("hopsgpu/process-daemon-*")))
 
 
 def test_of_tasks_that_begin_at_the_same_time_one_starts_the_daemon(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_of_tasks_that_begin_at_the_same_time_one_starts_the_daemon(tmp_path: Pa
             os.kill(daemon.pid, signal.SIGTERM)
 
     asyncio.run(scenario())
-    assert until(lambda: not directory.exists(), SECONDS)
+    assert until(lambda: not directory.exists())
 
 
 def test_a_start_that_fails_says_why_and_leaves_others_the_start(tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_a_start_that_fails_says_why_and_leaves_others_the_start(tmp_path: Path)
             os.kill(daemon.pid, signal.SIGTERM)
 
     asyncio.run(scenario())
-    assert until(lambda: not directory.exists(), SECONDS)
+    assert until(lambda: not directory.exists())
 
 
 def test_a_holder_ends_at_once_though_its_warming_hangs(
@@ -167,14 +168,14 @@ def test_a_holder_ends_at_once_though_its_warming_hangs(
     )
     holding = Holding(server, WarmUp(("hanging",)), tmp_path)
     try:
-        assert until((tmp_path / "path" / "began").exists, SECONDS)
+        assert until((tmp_path / "path" / "began").exists)
         server.disconnect_all()
         # Long before the import is given up.
         assert holding.ended()
     finally:
         holding.jvm.kill()
         holding.jvm.communicate()
-    assert until(lambda: not list(tmp_path.glob("hopsgpu/process-daemon-*")), SECONDS)
+    assert until(lambda: not list(tmp_path.glob("hopsgpu/process-daemon-*")))
 
 
 def test_nobody_answers() -> None:

@@ -24,11 +24,11 @@ from hopsgpu.agent.fork_servers import (
 )
 from hopsgpu.agent.orphans import find_marked
 from hopsgpu.linux import ancestor, comm, parent_of
+from tests.bounds import HANG_SECONDS
 from tests.unit import rank_functions as functions
 from tests.unit.containers import (
     JVM,
     ROOT,
-    SECONDS,
     Container,
     container,
     gone,
@@ -99,17 +99,17 @@ async def family(here: Container, daemon: DaemonClient) -> tuple[Any, dict[str, 
     pids = await asyncio.to_thread(read, file)
     wanted = set(pids.values())
     # At its exec a process has no environment for a moment.
-    assert await asyncio.to_thread(until, lambda: set(here.marked()) == wanted, SECONDS)
+    assert await asyncio.to_thread(until, lambda: set(here.marked()) == wanted)
     return rank, pids
 
 
 def read(file: Path) -> Any:
-    assert until(file.exists, SECONDS)
+    assert until(file.exists)
     return json.loads(file.read_text())
 
 
 async def only_server_left(here: Container, pids: dict[str, int]) -> bool:
-    return await asyncio.to_thread(until, lambda: here.marked() == [pids["server"]], SECONDS)
+    return await asyncio.to_thread(until, lambda: here.marked() == [pids["server"]])
 
 
 def test_a_daemon_is_nobodys_child_and_holds_nothing_of_its_starter(here: Container) -> None:
@@ -170,7 +170,7 @@ def test_only_own_processes_are_listened_to(here: Container) -> None:
 def said_to(stranger: str, directory: Path, user: int = NOBODY) -> str:
     """What a process of another user has to say that talks to the socket of a directory."""
     command = [sys.executable, "-c", stranger, str(directory), str(user)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=True)
     return ran.stdout.strip()
 
 
@@ -203,7 +203,7 @@ def test_a_task_that_talks_nonsense_is_hung_up_on_and_others_are_not(here: Conta
                 await daemon.warm(here.spec())
             there = lambda: set(here.marked()) == set(pids.values())  # noqa: E731
             # A spare has its name a moment after it was forked.
-            assert await asyncio.to_thread(until, there, SECONDS)
+            assert await asyncio.to_thread(until, there)
             os.kill(rank.pid, signal.SIGKILL)
             assert (await rank.end()).status == signal.SIGKILL
 
@@ -247,7 +247,7 @@ def test_one_rank_ends_and_the_others_processes_stay(here: Container) -> None:
             daemon.signal(rank.pid, signal.SIGTERM, "group")
             assert (await rank.end()).status == signal.SIGTERM
             session = [one["child"], one["worker"]]
-            assert await asyncio.to_thread(until, lambda: all(map(gone, session)), SECONDS)
+            assert await asyncio.to_thread(until, lambda: all(map(gone, session)))
             assert not any(map(gone, other.values()))
 
     asyncio.run(scenario())
@@ -276,7 +276,7 @@ def test_with_a_fork_server_its_ranks_end_and_another_takes_its_place(here: Cont
             rank, pids = await family(here, daemon)
             os.kill(pids["server"], signal.SIGKILL)
             assert (await rank.end()).status == signal.SIGKILL
-            assert await asyncio.to_thread(until, lambda: not here.left(), SECONDS)
+            assert await asyncio.to_thread(until, lambda: not here.left())
             again = await here.start(daemon, here.spec(), os.getppid)
             assert again.started.warning is None
             assert await again.value() != pids["server"]
@@ -309,7 +309,7 @@ def test_a_task_finds_what_a_killed_daemon_has_left(here: Container) -> None:
         return pids
 
     pids = asyncio.run(scenario())
-    assert until(lambda: gone(pids["rank"]), SECONDS)
+    assert until(lambda: gone(pids["rank"]))
     assert not gone(pids["worker"]) and not gone(pids["daemon"])
     assert asyncio.run(here.value(here.spec(), str.upper, "again")) == "AGAIN"
     assert all(map(gone, pids.values()))
@@ -325,18 +325,18 @@ def test_ranks_end_with_their_task_and_all_with_the_jvm(tmp_path: Path, victim: 
     try:
         pids = read(file)
         daemon, token = json.loads(Path(f"{file}.daemon").read_text())
-        assert until(lambda: set(without_spares(find_marked(token))) == set(pids.values()), SECONDS)
+        assert until(lambda: set(without_spares(find_marked(token))) == set(pids.values()))
         # Spark kills a task's process, too.
         (task,) = map(int, Path(f"/proc/{jvm.pid}/task/{jvm.pid}/children").read_text().split())
         if victim == "task":
             os.kill(task, signal.SIGKILL)
-            assert until(lambda: without_spares(find_marked(token)) == [pids["server"]], SECONDS)
+            assert until(lambda: without_spares(find_marked(token)) == [pids["server"]])
             assert not gone(daemon)
     finally:
         jvm.kill()
         jvm.wait()
-    assert until(lambda: not find_marked(token) and gone(daemon), SECONDS)
-    assert until(lambda: gone(task), SECONDS)
+    assert until(lambda: not find_marked(token) and gone(daemon))
+    assert until(lambda: gone(task))
 
 
 @pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "disconnected"])
@@ -349,7 +349,7 @@ def test_a_rank_that_its_task_no_longer_waits_for_is_not_started(
         async with here.connect_daemon() as daemon:
             start = here.start(daemon, here.spec("slow"), print, "never")
             starting = asyncio.create_task(start)
-            async with asyncio.timeout(SECONDS):
+            async with asyncio.timeout(HANG_SECONDS):
                 while not here.marked():
                     await asyncio.sleep(0.01)  # nobody tells
             if cancelled:
@@ -376,7 +376,7 @@ def test_a_few_fork_servers_are_kept(here: Container) -> None:
             for number in (0, *range(2, MAX_SERVERS + 1)):
                 rank = await here.start(daemon, here.spec(NUMBER=str(number)), os.getppid)
                 servers.append(await rank.value())
-        assert await asyncio.to_thread(until, lambda: set(here.marked()) == set(servers), SECONDS)
+        assert await asyncio.to_thread(until, lambda: set(here.marked()) == set(servers))
 
     asyncio.run(scenario())
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from hopsgpu.agent.rank_logs import LineSplitter, follow
+from tests.bounds import HANG_SECONDS
 
 MIB = 2**20
 PREPARED = "from hopsgpu.rank.entry import prepare_output; prepare_output()\n"
@@ -202,7 +203,7 @@ def test_a_writer_that_never_ends_does_not_keep_the_following(tmp_path: Path) ->
             with log.open("ab") as file:
                 file.write(b"and on\n")
 
-        await asyncio.wait_for(follow(log, ended, send), 60)
+        await asyncio.wait_for(follow(log, ended, send), HANG_SECONDS)
 
     asyncio.run(go())
     assert sent == [b"first\n"]

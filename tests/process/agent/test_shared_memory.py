@@ -15,7 +15,8 @@ from uuid import uuid4
 import pytest
 
 from hopsgpu.agent.shared_memory import await_cleaners, cleaners
-from tests.unit.containers import SECONDS, Container, container, until
+from tests.bounds import HANG_SECONDS
+from tests.unit.containers import Container, container, until
 
 SHARED = Path("/dev/shm")
 # As multiprocessing starts it; the second process holds the pipe, so it does not end.
@@ -64,7 +65,7 @@ def test_what_a_rank_leaves_in_shared_memory(here: Container, end: str) -> None:
         async with here.connect_daemon() as daemon:
             rank = await here.start(daemon, here.spec(), share, name, end)
             if end in ("tree", "group", "server", "daemon", "jvm"):
-                assert await asyncio.to_thread(until, (SHARED / name).exists, SECONDS), rank.log
+                assert await asyncio.to_thread(until, (SHARED / name).exists), rank.log
             server = await here.value(here.spec(), os.getppid)
             match end:
                 case "tree" | "group":
@@ -75,7 +76,7 @@ def test_what_a_rank_leaves_in_shared_memory(here: Container, end: str) -> None:
                     os.kill(victim, signal.SIGKILL)
             if end != "jvm":
                 await rank.end()
-            gone = await asyncio.to_thread(until, lambda: not (SHARED / name).exists(), SECONDS)
+            gone = await asyncio.to_thread(until, lambda: not (SHARED / name).exists())
             assert gone, rank.log
         if end == "daemon":
             # Another takes its place, and its directory.
@@ -112,12 +113,12 @@ def test_who_cleans_up_is_told_by_its_command_line(monkeypatch: pytest.MonkeyPat
     ):
         os.close(reading)
         try:
-            assert until(lambda: tracker.pid in cleaners([tracker.pid]), SECONDS)
+            assert until(lambda: tracker.pid in cleaners([tracker.pid]))
             assert cleaners([tracker.pid, other.pid, 2**22 + 1]) == {tracker.pid}
             monkeypatch.setattr("hopsgpu.agent.shared_memory.CLEANING_SECONDS", 0.05)
             await_cleaners([tracker.pid])
             assert tracker.poll() is None, "it is not waited for for ever"
-            monkeypatch.setattr("hopsgpu.agent.shared_memory.CLEANING_SECONDS", SECONDS)
+            monkeypatch.setattr("hopsgpu.agent.shared_memory.CLEANING_SECONDS", HANG_SECONDS)
             os.close(writing)
             await_cleaners([tracker.pid])
             assert tracker.wait() == 0

@@ -22,7 +22,7 @@ from hopsgpu.agent import tmpdir_links as links_module
 from hopsgpu.agent.daemon_client import DaemonClient
 from hopsgpu.agent.tmpdir_links import SHARED, links, sweep
 from tests.unit import rank_functions as functions
-from tests.unit.containers import ROOT, SECONDS, Container, Rank, container, until
+from tests.unit.containers import ROOT, Container, Rank, container, until
 
 # Leaves room for the names that others give below it: Ray's and wandb's are the longest, some 70.
 MOST_BYTES = 35
@@ -256,7 +256,7 @@ async def linked(here: Container, daemon: DaemonClient) -> tuple[Rank, Path]:
     """A rank that runs, and the link to its directory."""
     file = here.directory / f"tmpdir-{here.ranks}"
     rank = await here.start(daemon, here.spec(), functions.tells_tmpdir_and_waits, str(file))
-    assert await asyncio.to_thread(until, file.exists, SECONDS)
+    assert await asyncio.to_thread(until, file.exists)
     link = Path(json.loads(file.read_text())).parent
     assert link.is_dir()
     return rank, link
@@ -274,7 +274,7 @@ def test_a_link_stays_until_it_is_given_up(long: Container) -> None:
             assert first.is_dir()
             daemon.remove_links(one.directory)
             gone = lambda: not os.path.lexists(first)  # noqa: E731
-            assert await asyncio.to_thread(until, gone, SECONDS)
+            assert await asyncio.to_thread(until, gone)
             assert second.is_dir()
 
     asyncio.run(scenario())
@@ -289,9 +289,9 @@ def test_a_tasks_links_go_with_it_and_not_others(long: Container) -> None:
                 # It may not give up another's.
                 daemon.remove_links(long.directory)
                 gone = lambda: not os.path.lexists(goes)  # noqa: E731
-                assert await asyncio.to_thread(until, gone, SECONDS)
+                assert await asyncio.to_thread(until, gone)
                 _, goes = await linked(long, daemon)
-            assert await asyncio.to_thread(until, gone, SECONDS)
+            assert await asyncio.to_thread(until, gone)
             assert stays.is_dir()
 
     asyncio.run(scenario())
@@ -317,7 +317,7 @@ def test_who_is_killed_leaves_no_link(tmp_path: Path, victim: str) -> None:
             # The next daemon, of whichever container.
             with container(tmp_path / "another") as another:
                 asyncio.run(another.value(another.spec(), str.upper, "next"))
-        assert until(lambda: not place.exists(), SECONDS)
+        assert until(lambda: not place.exists())
         if victim != "jvm":
             assert asyncio.run(here.value(here.spec(), str.upper, "again")) == "AGAIN"
 

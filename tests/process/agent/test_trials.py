@@ -18,8 +18,9 @@ import pytest
 from hopsgpu.agent.rank_group import RankGroup
 from hopsgpu.control.channel import Channel, Message
 from hopsgpu.rank.trial import Trial
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
-from tests.process.agent.test_agent import SECONDS, Gang, gang, is_refused, reserve
+from tests.process.agent.test_agent import Gang, gang, is_refused, reserve
 from tests.unit.rank_functions import all_reduced
 
 __all__ = ["gang"]
@@ -69,14 +70,14 @@ def test_a_lost_connection_ends_all_slots(gang: Gang, tmp_path: Path) -> None:
         gang.wait_for("output")
     pids = [message["pid"] for message in gang.seen if message.kind == "started"]
     gang.server.disconnect_all()
-    assert gang.process.wait(SECONDS) == 0
+    assert gang.process.wait(HANG_SECONDS) == 0
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
 def test_a_store_ends_with_its_own_slot_only(gang: Gang) -> None:
     stores = [reserve(gang, store=1, frameworks=("torch",), slot=slot)["store"] for slot in (0, 1)]
     reserve(gang, slot=1)
-    assert until(lambda: is_refused(stores[1]), SECONDS) and not is_refused(stores[0])
+    assert until(lambda: is_refused(stores[1])) and not is_refused(stores[0])
 
 
 def test_models_of_each_slot_are_its_own(gang: Gang) -> None:
@@ -209,7 +210,7 @@ def test_only_an_attempt_that_is_over_is_removed_behind_the_next_ones_back(
 
     def rmtree(directory: Path, **options: Any) -> None:
         removing.set()
-        assert go.wait(SECONDS)
+        assert go.wait(HANG_SECONDS)
         remove(directory, **options)
 
     async def act() -> bool:
@@ -225,7 +226,7 @@ def test_only_an_attempt_that_is_over_is_removed_behind_the_next_ones_back(
                 await giving_way
                 assert len(list((tmp_path / "hopsgpu").iterdir())) == 1, "removed too early"
             begun.set()
-            assert await asyncio.to_thread(removing.wait, SECONDS)
+            assert await asyncio.to_thread(removing.wait, HANG_SECONDS)
             # The next attempt may have the same name.
             is_free = giving_way.done() and not attempt._directory.exists()
             go.set()

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.bounds import HANG_SECONDS
+
 ROOT = Path(__file__).resolve().parents[3]
 # What a driver sees.
 DRIVER = """
@@ -89,7 +91,7 @@ def run(text: str, packages: Path, tmp_path: Path, code: int = 0, **environ: str
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert done.returncode == code, done.stderr

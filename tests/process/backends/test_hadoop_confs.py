@@ -14,6 +14,7 @@ import pytest
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.hdfs import Hdfs
 from hopsgpu.yarn.resource_manager import web_addresses
+from tests.bounds import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]
 XI = 'xmlns:xi="http://www.w3.org/2001/XInclude"'
@@ -95,7 +96,7 @@ def test_without_a_jvm_it_says_what_a_jvm_says(environ: dict[str, str]) -> None:
         env=environ,
         stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=HANG_SECONDS,
         check=True,
     )
     conf = HadoopConf.load(environ)

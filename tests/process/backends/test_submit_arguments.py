@@ -45,6 +45,7 @@ from hopsgpu.yarn.application_state import ApplicationState, application_state_o
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
 from hopsgpu.yarn.resources import GPU
+from tests.bounds import HANG_SECONDS
 from tests.process.backends.python import run_python
 from tests.unit.rest import serving
 
@@ -385,7 +386,7 @@ def test_the_line_of_a_dry_run_can_be_pasted(home: Path, script: str) -> None:
     ran = CliRunner().invoke(main, asked)
     assert ran.exit_code == 0, ran.output
     pasted = subprocess.run(
-        ["sh", "-c", ran.stdout], capture_output=True, text=True, check=True, timeout=60
+        ["sh", "-c", ran.stdout], capture_output=True, text=True, check=True, timeout=HANG_SECONDS
     )
     words = json.loads(pasted.stdout)
     assert arguments_of(words[-1]) == [script, *weird]

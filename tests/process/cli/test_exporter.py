@@ -24,10 +24,10 @@ from hopsgpu.cli.main import main
 from hopsgpu.core.gang import GangState
 from hopsgpu.monitoring.families import METRICS
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 from tests.conftest import as_in_a_terminal
 from tests.unit.records import RecordedRun
 
-SECONDS = 60.0
 RUN = "fit-20261120-230000-aaaaaa"
 
 
@@ -60,7 +60,7 @@ def exporting(root: LakePath, *options: str) -> Iterator[tuple[subprocess.Popen[
 
 def scraped(url: str) -> dict[str, float]:
     """Value of each series, by its name and the values of its labels."""
-    answer = requests.get(url, timeout=SECONDS)
+    answer = requests.get(url, timeout=HANG_SECONDS)
     assert answer.headers["Content-Type"].startswith("text/plain")
     return {
         f"{sample.name} {' '.join(sample.labels.values())}".strip(): sample.value
@@ -85,7 +85,7 @@ def test_it_serves_what_is_new_until_it_is_told_to_end(
         assert found["hopsgpu_gpu_seconds_total training root.default alice"] == 120.0
         assert found["hopsgpu_run_ends_total root.default succeeded"] == 1.0
         process.send_signal(number)
-        out, err = process.communicate(timeout=SECONDS)
+        out, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == code
     assert (out, "Traceback" in err) == ("", False)
     assert "resource_manager: HADOOP_CONF_DIR is not set" in err

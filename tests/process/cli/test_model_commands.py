@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.cli.main import main
+from tests.bounds import HANG_SECONDS
 
 
 @pytest.fixture
@@ -219,7 +220,7 @@ def shown_at(width: int, *words: str) -> list[str]:
         while chunk := os.read(master, 65536):
             shown += chunk
     os.close(master)
-    assert process.wait(60) == 0
+    assert process.wait(HANG_SECONDS) == 0
     return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n").splitlines()
 
 

@@ -23,11 +23,11 @@ from hopsgpu.core import run_record as stored_runs
 from hopsgpu.core.formats import duration, local_time, size
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake_root import default_root
+from tests.bounds import HANG_SECONDS
 from tests.conftest import as_in_a_terminal, gone, until
 from tests.unit.records import DATA, NEW, OLD, put_run, root
 
 __all__ = ["root"]
-SECONDS = 60.0
 
 
 def call(*words: str) -> Result:
@@ -222,7 +222,7 @@ def test_a_run_is_cancelled(
     directory = put_run(root, NEW, "running")
 
     def drive() -> None:
-        assert until((directory / "cancel").exists, SECONDS)
+        assert until((directory / "cancel").exists)
         record = json.loads((directory / "run.json").read_text()) | {
             **{"state": "cancelled", "reason": "cancelled"}
         }
@@ -425,7 +425,7 @@ def test_logs_are_followed_to_their_end(root: Path, monkeypatch: pytest.MonkeyPa
     threading.Event().wait(0.1)
     assert not done
     put_log(directory, "rank-0.log", b"last")
-    follower.join(SECONDS)
+    follower.join(HANG_SECONDS)
     (result,) = done
     assert sorted(result.stdout.splitlines()) == [
         "[rank 0 node1] last",
@@ -503,9 +503,9 @@ def test_tensorboard_is_shown_what_comes_until_ctrl_c(
         assert (copy / "train" / "events").read_bytes() == b"one"
         assert copy.stat().st_mode & 0o077 == 0
         (files / "events").write_bytes(b"one two")
-        assert until(lambda: (copy / "train" / "events").read_bytes() == b"one two", SECONDS)
+        assert until(lambda: (copy / "train" / "events").read_bytes() == b"one two")
         process.send_signal(signal.SIGINT)
-        assert process.wait(SECONDS) == 0
+        assert process.wait(HANG_SECONDS) == 0
     assert not copy.exists()
 
 
@@ -516,7 +516,7 @@ def test_tensorboard_ends_with_the_command(root: Path, tensorboard: dict[str, st
         assert process.stdout is not None
         *_, copy, server = process.stdout.readline().split()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(SECONDS) == 128 + signal.SIGTERM
+        assert process.wait(HANG_SECONDS) == 128 + signal.SIGTERM
     assert gone(int(server))
     assert not Path(copy).exists()
 
@@ -611,7 +611,7 @@ def test_an_output_that_cannot_be_written_to_is_told_in_a_line(
         ["sh", "-c", f'exec "$@" {output}', "sh", *command],
         stderr=subprocess.PIPE,
         text=True,
-        timeout=SECONDS,
+        timeout=HANG_SECONDS,
         env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
     )
     (line,) = ended.stderr.splitlines()

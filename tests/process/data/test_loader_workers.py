@@ -43,7 +43,7 @@ def no_process_is_left() -> Iterator[None]:
         gc.collect()  # an error's traceback may hold a loader, in a circle
         return multiprocessing.active_children() == []
 
-    assert until(have_ended, 30)
+    assert until(have_ended)
 
 
 def with_process(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from hopsgpu.data.sizes import fixed_bytes, memory_of
 from hopsgpu.data.source import read_source
 from hopsgpu.data.stream import ShardStream
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 
 ROWS = 3_000
 CHUNK, WINDOW = 200_000, 800_000
@@ -269,7 +270,7 @@ def test_the_peak_is_bounded_whatever_the_size_of_the_shard(
     (tmp_path / "shard").write_bytes(shard.dump())
     ran = subprocess.run(
         [sys.executable, "-c", PEAK, tmp_path / "shard", tmp_path / "kept"],
-        check=True, timeout=200, stdout=subprocess.PIPE,
+        check=True, timeout=HANG_SECONDS, stdout=subprocess.PIPE,
         env={**os.environ, "MIMALLOC_PURGE_DELAY": "0"},
     )  # fmt: skip
     assert int(ran.stdout) < 320 * 2**20, int(ran.stdout) / 2**20

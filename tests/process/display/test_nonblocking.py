@@ -15,18 +15,18 @@ import pytest
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.display.nonblocking import NonblockingWriter
 from hopsgpu.display.progress import RunLines, Shielded
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.unit.terminals import GO, STOP, terminal
 
 STATUS = RunStatus("run-1", "running", 0, 2, 2, ("node1",), "", 1.5)
 # Far more than a terminal or a pipe takes without a reader.
 LINES = [f"line {number}" for number in range(10_000)]
-SECONDS = 20.0
 
 
 def in_time(work: threading.Thread) -> bool:
     work.start()
-    work.join(SECONDS)
+    work.join(HANG_SECONDS)
     return not work.is_alive()
 
 
@@ -36,14 +36,14 @@ def writers() -> list[threading.Thread]:
 
 def test_what_was_written_is_there_when_the_writer_goes_on() -> None:
     with terminal() as person:
-        outlet = NonblockingWriter(SECONDS)
+        outlet = NonblockingWriter(HANG_SECONDS)
         outlet.write(person.stream, "one\ntwo\n")
         assert person.sees("two")
         reading, writing = os.pipe()
         with open(reading, "rb") as read, open(writing, "w") as stream:  # noqa: PTH123
             outlet.write(stream, "through a pipe\n")
             assert read.peek() == b"through a pipe\n"
-    assert until(lambda: not writers(), SECONDS)
+    assert until(lambda: not writers())
 
 
 def test_a_reader_that_does_not_read_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_a_terminal_that_is_gone_while_it_was_stopped_is_told_of() -> None:
         stream = os.fdopen(os.dup(person.stream.fileno()), "w")
         person.types(STOP)
         outlet.write(stream, "x\n")
-    assert until(lambda: not writers(), SECONDS)
+    assert until(lambda: not writers())
     with pytest.raises(OSError):
         outlet.write(stream, "y\n")
 
@@ -168,9 +168,9 @@ def test_a_script_that_ends_leaves_what_its_ended_run_wrote(state: str, lines: i
         said = iter(process.stderr.readline, "")
         assert any(line == "ended\n" for line in said)
         if lines is None:
-            assert process.wait(SECONDS) == 0
+            assert process.wait(HANG_SECONDS) == 0
         shown = process.stdout.read()
-        assert process.wait(SECONDS) == 0
+        assert process.wait(HANG_SECONDS) == 0
         assert "Fatal" not in process.stderr.read()
     if lines is not None:
         assert shown.count("\n") == lines

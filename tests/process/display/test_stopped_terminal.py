@@ -16,12 +16,12 @@ import pytest
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.display.live import Live
 from hopsgpu.display.nonblocking import wait_for_room
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.unit.terminals import GO, STOP, Person, terminal
 
 TRAINING = RunStatus("run-1", "running", 0, 2, 2, ("node1", "node2"), "", 1.5)
 SUCCEEDED = replace(TRAINING, state="succeeded")
-SECONDS = 20.0
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def done_by_others(work: Callable[[], None]) -> bool:
     """Whether it is done in time, by a thread as a held gang's keeper is one."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(SECONDS)
+    thread.join(HANG_SECONDS)
     return not thread.is_alive()
 
 
@@ -73,7 +73,7 @@ def test_a_run_ends_while_its_terminal_is_stopped(
     person.types(GO)
     assert person.sees("run-1: succeeded")
     assert person.sees("a line that was not seen yet") and person.sees("run-2")
-    assert until(lambda: not displays() and sys.stdout is person.stream, SECONDS)
+    assert until(lambda: not displays() and sys.stdout is person.stream)
     assert person.sees("\x1b[?25h")  # the cursor
 
 
@@ -98,8 +98,8 @@ def test_a_terminal_that_is_stopped_while_it_is_drawn_on(
     person.types(GO)
     assert person.sees("run-1: succeeded") and person.sees("a line of the script's")
     assert person.sees("line 199")
-    printing.join(SECONDS)
-    assert until(lambda: not displays(), SECONDS)
+    printing.join(HANG_SECONDS)
+    assert until(lambda: not displays())
     # What came meanwhile is drawn by the one that was under way, and by the last, twice.
     assert len(re.findall(r"line \d", person.seen)) <= 3 * 12
 
@@ -116,14 +116,12 @@ def test_a_reader_that_does_not_read_holds_up_no_run(
         target=sys.stdout.writelines, args=([f"{line}\n" for line in lines],), daemon=True
     )
     printing.start()
-    assert until(lambda: not wait_for_room(person.stream.fileno(), 0.0), SECONDS)
+    assert until(lambda: not wait_for_room(person.stream.fileno(), 0.0))
     assert done_by_others(lambda: live.status(SUCCEEDED))
     assert person.sees("run-1: succeeded")
-    assert until(
-        lambda: person.sees("x" * 71, 0.1) or person.seen.count(lines[0]) == len(lines), SECONDS
-    )
-    printing.join(SECONDS)
-    assert until(lambda: not displays(), SECONDS)
+    assert until(lambda: person.sees("x" * 71, 0.1) or person.seen.count(lines[0]) == len(lines))
+    printing.join(HANG_SECONDS)
+    assert until(lambda: not displays())
 
 
 SCRIPT = """
@@ -153,7 +151,7 @@ def test_a_script_ends_though_its_terminal_is_stopped(person: Person) -> None:
         assert person.sees("running")
         person.types(STOP)
         process.stdin.close()
-        assert process.wait(SECONDS) == 0
+        assert process.wait(HANG_SECONDS) == 0
         person.types(GO)
         assert not person.sees("Fatal", seconds=0.1)
     finally:

@@ -33,6 +33,7 @@ from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
 from hopsgpu.yarn.resources import NOTHING, Amount
 from hopsgpu.yarn.snapshot import Node, Queue, Snapshot, User
+from tests.bounds import HANG_SECONDS
 from tests.unit.doctor.test_checks import CLUSTER, NODE, gpu_node, gpus
 from tests.unit.doctor.test_checks import node as yarn_node
 from tests.unit.rest import serving
@@ -173,7 +174,7 @@ def test_an_application_that_does_not_start_is_killed_where_a_ticket_is_wanted(
     daemon.refuses = refuses
 
     def start() -> None:
-        daemon.killed.wait(60)
+        daemon.killed.wait(HANG_SECONDS)
         raise OSError("Application application_1_2 was killed")
 
     starting = BoundedCall("starts", start)
@@ -393,19 +394,19 @@ def test_how_many_nodes_at_once_is_found_in_one_look(queue: int, most: int, expe
 
 def test_what_hangs_is_given_up_and_may_be_asked_again() -> None:
     gate = threading.Event()
-    hanging = BoundedCall("hangs", lambda: gate.wait(60))
+    hanging = BoundedCall("hangs", lambda: gate.wait(HANG_SECONDS))
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         hanging.result(0.05)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < HANG_SECONDS
     gate.set()
-    assert hanging.result(30) is True
+    assert hanging.result(HANG_SECONDS) is True
 
     def fail() -> None:
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        BoundedCall("fails", fail).result(30)
+        BoundedCall("fails", fail).result(HANG_SECONDS)
 
 
 def test_the_cause_of_a_java_error_is_its_own_line() -> None:
@@ -500,7 +501,7 @@ def test_without_a_cluster_one_line_says_so_and_the_exit_code_is_1() -> None:
             env=env,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=HANG_SECONDS,
             check=False,
         )
 

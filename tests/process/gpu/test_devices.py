@@ -28,6 +28,7 @@ from hopsgpu.gpu.node.devices import (
     run_bounded,
 )
 from hopsgpu.gpu.node.health import HEALTHY, Readings
+from tests.bounds import HANG_SECONDS
 from tests.conftest import gone, until
 from tests.unit import discovery_standins as standins
 from tests.unit.discovery_standins import gpu, mig_device
@@ -281,12 +282,14 @@ def test_the_time_is_for_all_that_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_
     program = "import os, time; time.sleep(6); os.abort()"
     with_modules(monkeypatch, tmp_path, pynvml=program)
     smi = tmp_path / "bin" / "nvidia-smi"
-    smi.write_text("#!/bin/sh\nsleep 600\n")
+    started = tmp_path / "started"
+    smi.write_text(f"#!/bin/sh\ndate +%s.%N > {started}\nsleep 600\n")
     began = time.monotonic()
     with pytest.raises(HungDriverError):
         ask_driver(8.0)
-    # With eight of its own nvidia-smi would end after fourteen.
-    assert 7.5 <= time.monotonic() - began < 13
+    assert time.monotonic() - began >= 7.5
+    # Two of the eight seconds are left, fewer if NVML's program starts slowly.
+    assert not started.exists() or time.time() - float(started.read_text()) < 7
 
 
 @pytest.fixture
@@ -372,7 +375,7 @@ def test_a_program_that_hangs_ends_with_what_it_started(tmp_path: Path) -> None:
     with pytest.raises(HungDriverError, match="5 s"):
         run_bounded(["sh", "-c", command], 5.0)
     for pid in map(int, pids.read_text().split()):
-        assert until(lambda pid=pid: gone(pid), 30)
+        assert until(lambda pid=pid: gone(pid))
 
 
 def test_a_program_that_cannot_be_killed_is_left(tmp_path: Path) -> None:
@@ -381,7 +384,7 @@ def test_a_program_that_cannot_be_killed_is_left(tmp_path: Path) -> None:
     before = time.monotonic()
     with pytest.raises(HungDriverError):
         run_bounded(["sh", "-c", f"setsid sleep 600 & echo $! > {file}; sleep 600"], 5.0)
-    assert time.monotonic() - before < 60
+    assert time.monotonic() - before < HANG_SECONDS
     pid = int(file.read_text())
     assert not gone(pid)
     os.kill(pid, signal.SIGKILL)

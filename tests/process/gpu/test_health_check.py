@@ -16,6 +16,7 @@ import pytest
 from hopsgpu.gpu import script_archive
 from hopsgpu.gpu.node import devices, health_check
 from hopsgpu.gpu.node.devices import DriverError, GpuDevice, HungDriverError, Listing, NoDriverError
+from tests.bounds import HANG_SECONDS
 from tests.unit import discovery_standins as standins
 from tests.unit.discovery_standins import gpu
 from tests.unit.discovery_standins.node import no_real_driver, pythons
@@ -49,7 +50,7 @@ def run(
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert (ran.returncode, ran.stderr) == (0, "")

@@ -16,6 +16,7 @@ from hopsgpu.gpu import script_archive
 from hopsgpu.gpu.node import discovery_script, lease_keeper
 from hopsgpu.gpu.node.lease_keeper import Ancestor, WatchedProcess, start_keepers, wait_for_any
 from hopsgpu.gpu.node.leases import Leases, lease_directory
+from tests.bounds import HANG_SECONDS
 from tests.conftest import gone, until
 from tests.unit.discovery_standins import gpu
 from tests.unit.discovery_standins.node import IMPATIENT, Node, holders, keepers
@@ -46,12 +47,12 @@ def test_a_script_whose_output_nobody_reads_leaves_no_keeper(node: Node) -> None
         stdout=writing,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=False,
     )
     os.close(writing)
     assert ran.returncode == 1 and "Broken pipe" in ran.stderr
-    assert until(lambda: not keepers(node.root), 30)
+    assert until(lambda: not keepers(node.root))
     # One at its end shows no environment any more, and has its leases for a moment still.
     assert node.start(4).gpus == UUIDS[:4]
 
@@ -72,10 +73,10 @@ def test_the_keepers_are_good_guests(node: Node) -> None:
     theirs = {"/dev/null", "anon_inode:[pidfd]", *leases}
     for pid in keepers(node.root):
         # on which they were told to stay
-        assert until(lambda pid=pid: "pipe:" not in str(listed(pid)), 30)
+        assert until(lambda pid=pid: "pipe:" not in str(listed(pid)))
         process = Path(f"/proc/{pid}")
         assert str((process / "cwd").readlink()) == "/"
-        assert until(lambda pid=pid: leases <= listed(pid) <= theirs, 30), listed(pid)
+        assert until(lambda pid=pid: leases <= listed(pid) <= theirs), listed(pid)
         assert {str((process / "fd" / n).readlink()) for n in "012"} == {"/dev/null"}
         assert os.getsid(pid) == pid
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -83,7 +84,7 @@ def test_the_keepers_are_good_guests(node: Node) -> None:
     assert "are available" in node.start(4, IMPATIENT).refusal
     assert not any(gone(pid) for pid in keepers(node.root)) and len(keepers(node.root)) == 2
     executor.end()
-    assert until(lambda: not keepers(node.root), 30)
+    assert until(lambda: not keepers(node.root))
 
 
 def test_the_kill_of_a_keeper_frees_no_gpu_in_use(node: Node) -> None:
@@ -91,11 +92,11 @@ def test_the_kill_of_a_keeper_frees_no_gpu_in_use(node: Node) -> None:
     for _ in range(3):  # the later ones are not children of each other
         pid = keepers(node.root)[0]
         os.kill(pid, signal.SIGKILL)
-        assert until(lambda pid=pid: gone(pid), 30)
+        assert until(lambda pid=pid: gone(pid))
         assert "0 are available" in node.start(1, IMPATIENT).refusal
-        assert until(lambda: len(keepers(node.root)) == 2, 30)
+        assert until(lambda: len(keepers(node.root)) == 2)
     executor.end()
-    assert until(lambda: not keepers(node.root), 30)
+    assert until(lambda: not keepers(node.root))
     assert node.start(4).gpus == UUIDS[:4]
 
 
@@ -197,7 +198,7 @@ def test_a_process_whose_first_thread_has_ended_lives() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline()
         status = Path(f"/proc/{process.pid}/status")
-        assert until(lambda: "State:\tZ" in status.read_text(), 10)
+        assert until(lambda: "State:\tZ" in status.read_text())
         assert not gone(process.pid)
         with WatchedProcess(process.pid, should_use_pidfd=False) as watched:
             assert not wait_for_any([watched], 0.0)
@@ -243,7 +244,7 @@ def test_the_keeper_keeps_until_the_executor_ends(
     with Leases(directory) as late:
         assert not late.take(A)
         process.send_signal(signal.SIGKILL)
-        assert until(lambda: late.take(A), 30)
+        assert until(lambda: late.take(A))
 
 
 @pytest.mark.parametrize("should_use_pidfd", [True, False])
@@ -263,12 +264,12 @@ def test_a_killed_keeper_is_replaced(
         for which in (0, 1, 0):
             killed = sorted(holders(directory))[which]
             os.kill(killed, signal.SIGKILL)
-            assert until(lambda killed=killed: gone(killed), 30)
-            assert until(lambda: len(holders(directory)) == 2, 30)
+            assert until(lambda killed=killed: gone(killed))
+            assert until(lambda: len(holders(directory)) == 2)
             assert not late.take(A)
         process.kill()
-        assert until(lambda: not holders(directory), 30)
-        assert until(lambda: late.take(A), 30)
+        assert until(lambda: not holders(directory))
+        assert until(lambda: late.take(A))
 
 
 def test_keepers_go_on_where_there_is_no_room_for_another(
@@ -290,7 +291,7 @@ def test_keepers_go_on_where_there_is_no_room_for_another(
         assert not late.take(A)
         assert len(holders(directory)) == 1
         process.kill()
-        assert until(lambda: late.take(A), 30)
+        assert until(lambda: late.take(A))
 
 
 def test_keepers_that_were_killed_before_they_could_stay(
@@ -305,7 +306,7 @@ def test_keepers_that_were_killed_before_they_could_stay(
         ):
             pytest.fail("nobody keeps the lease")
     with Leases(directory) as late:
-        assert until(lambda: late.take(A), 30)
+        assert until(lambda: late.take(A))
 
 
 def test_a_keeper_that_was_not_told_to_stay_ends(
@@ -316,5 +317,5 @@ def test_a_keeper_that_was_not_told_to_stay_ends(
         with WatchedProcess(process.pid) as executor, start_keepers(given, executor):
             raise OSError("nobody reads")
     with Leases(directory) as late:
-        assert until(lambda: late.take(A), 30)
+        assert until(lambda: late.take(A))
     assert process.poll() is None

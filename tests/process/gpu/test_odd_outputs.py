@@ -14,6 +14,7 @@ from hopsgpu.devcluster.node_gpus import parse_query
 from hopsgpu.gpu.node import nvidia_smi as smi
 from hopsgpu.gpu.node.devices import DriverError, GpuDevice, GpuProcess, Listing
 from hopsgpu.gpu.node.health import BAD, HEALTHY, WATCH
+from tests.bounds import HANG_SECONDS
 from tests.unit.discovery_standins.node import pythons
 
 RECORDED = (Path(__file__).parent / "answers" / "nvidia_smi_h100_580.xml").read_text()
@@ -381,7 +382,7 @@ def test_bytes_on_a_node(tmp_path: Path, version: str) -> None:
         env={"PYTHONPATH": str(tmp_path / "package"), "HOPSGPU_NVIDIA_SMI": str(tool)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_SECONDS,
         check=True,
     )
     assert ran.stdout.split() == [UUID, OTHER_UUID]

@@ -29,10 +29,10 @@ from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.requirements import pip_variables
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.node_copies import marker_file
+from tests.bounds import HANG_SECONDS
 from tests.conftest import gone, until
 from tests.travelling import make_wheel
 
-SECONDS = 60.0
 NEVER = threading.Event()
 PYTHON = f"python3.{sys.version_info[1]}"
 
@@ -161,11 +161,11 @@ def test_a_cancelled_run_ends_what_makes_its_environment(tmp_path: Path) -> None
     script = f"sleep 600 & echo $$ $! > {told}.new; mv {told}.new {told}; wait"
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         running = pool.submit(commands.run, ["sh", "-c", script], "pip install", stop)
-        assert until(told.exists, SECONDS)
+        assert until(told.exists)
         stop.set()
         with pytest.raises(Cancelled, match="pip install"):
-            running.result(SECONDS)
-    assert until(lambda: all(gone(int(pid)) for pid in told.read_text().split()), SECONDS)
+            running.result(HANG_SECONDS)
+    assert until(lambda: all(gone(int(pid)) for pid in told.read_text().split()))
 
 
 def test_without_pip(root: LakePath, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +373,9 @@ def test_the_process_on_a_node(env: PythonEnv, tmp_path: Path) -> None:
             "answer": str(tmp_path / "answer"),
         }
         command = [sys.executable, "-m", unpacker.__name__, str(os.getpid())]
-        subprocess.run(command, input=json.dumps(asked), text=True, check=True, timeout=60)
+        subprocess.run(
+            command, input=json.dumps(asked), text=True, check=True, timeout=HANG_SECONDS
+        )
         told: dict[str, Any] = json.loads((tmp_path / "answer").read_text())
         return told
 

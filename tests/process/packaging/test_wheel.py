@@ -19,6 +19,7 @@ import pytest
 
 import hopsgpu
 from hopsgpu.monitoring.exposition import ALERTS, DASHBOARD
+from tests.bounds import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = ("setup.py", "pyproject.toml", "README.md", "hopsgpu", "spark-conf", "yarn-scripts")
@@ -51,7 +52,7 @@ def ran(command: Sequence[str | Path], cwd: Path, **variables: str) -> str:
         env={**environ, **variables},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANG_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

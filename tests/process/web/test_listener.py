@@ -17,12 +17,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.bounds import HANG_SECONDS
 from tests.conftest import as_in_a_terminal, until
 from tests.private_certificate import private_certificate
 from tests.unit.records import put_run
 
 RUN = "fit-20261122-201502-3fa1c0"
-SECONDS = 90
 
 
 def environ(home: Path) -> dict[str, str]:
@@ -57,7 +57,12 @@ def refused(home: Path, *options: str) -> str:
     """What it says when it does not start."""
     command = [sys.executable, "-m", "hopsgpu.cli.main", "web", *options]
     ran = subprocess.run(
-        command, env=environ(home), capture_output=True, text=True, timeout=SECONDS, check=False
+        command,
+        env=environ(home),
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
     )
     assert (ran.returncode, ran.stdout) == (1, ""), ran.stderr
     assert len(ran.stderr.splitlines()) == 1
@@ -71,9 +76,9 @@ def get(
     place = urlsplit(url)
     host, port = str(place.hostname), place.port
     connection = (
-        http.client.HTTPConnection(host, port, timeout=SECONDS)
+        http.client.HTTPConnection(host, port, timeout=HANG_SECONDS)
         if context is None
-        else http.client.HTTPSConnection(host, port, timeout=SECONDS, context=context)
+        else http.client.HTTPSConnection(host, port, timeout=HANG_SECONDS, context=context)
     )
     connection.request("GET", path, headers=headers)
     return connection.getresponse()
@@ -100,7 +105,7 @@ def test_it_serves_until_it_is_told_to_end(tmp_path: Path, number: signal.Signal
         for path in ("/runs/x/../../../etc/passwd", "/static/../routes.py", "/models/x/../../y"):
             assert get(url, path, cookie).status == 404, path
         process.send_signal(number)
-        assert until(lambda: process.poll() is not None, 30)
+        assert until(lambda: process.poll() is not None)
         assert process.returncode == (0 if number == signal.SIGINT else -number)
         assert process.stderr is not None
         said = process.stderr.read()
@@ -116,7 +121,7 @@ def test_it_ends_while_a_browser_keeps_its_connection(tmp_path: Path) -> None:
         with socket.create_connection((str(place.hostname), place.port or 0)) as idle:
             idle.sendall(b"GET / HTTP/1.1\r\n")
             process.send_signal(signal.SIGINT)
-            assert until(lambda: process.poll() is not None, 30)
+            assert until(lambda: process.poll() is not None)
 
 
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
@@ -152,7 +157,7 @@ def test_an_unknown_package_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hopsgpu.cli.main", "web", "--port", "0"]
     env = {**environ(tmp_path), "PYTHONPATH": str(tmp_path)}
     ran = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
+        command, env=env, capture_output=True, text=True, timeout=HANG_SECONDS, check=False
     )
     assert ran.returncode == 1
     assert "pip install 'hopsgpu[web]' (no uvicorn here)" in ran.stderr

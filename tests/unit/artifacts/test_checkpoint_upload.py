@@ -30,6 +30,7 @@ from hopsgpu.rank.blocked_time import BlockedTime
 from hopsgpu.rank.checkpoint_agreement import ProposalWords
 from hopsgpu.rank.context import VARIABLE, Context, _local_directory
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_the_next_waits_for_the_first_of_two_and_all_come_in_order(
         uploaded = saves.upload(saves.pending()[0], Checkpoints(lake, 0), threading.Event())
         assert uploaded == (SaveResult(2, is_complete=True), None)
         assert "2" in lake.names() and "1" not in lake.names()
-        third.result(60)
+        third.result(HANG_SECONDS)
     assert len(saves.pending()) == 2
     assert bring_all(rank, lake) == [None, None]
     assert {"0", "1", "2"} < set(lake.names())
@@ -327,7 +328,7 @@ def finish(
             then(told, stopping)
             await ending
 
-    asyncio.run(asyncio.wait_for(act(), 120))
+    asyncio.run(asyncio.wait_for(act(), HANG_SECONDS))
     return told
 
 
@@ -392,7 +393,7 @@ def test_a_thread_that_cannot_be_started_keeps_no_rank_waiting(
         async with RankUploads(rank, context, *events, told.warn, told.saved) as both:
             await both.finish(told.sign, has_returned=True)
 
-    asyncio.run(asyncio.wait_for(act(), 120))
+    asyncio.run(asyncio.wait_for(act(), HANG_SECONDS))
     told.warnings.sort()
     assert ["at step" in text for text in told.warnings] == [True, True, False]
     assert all("can't start new thread" in text for text in told.warnings)
@@ -449,7 +450,7 @@ def test_saves_are_brought_while_the_rank_goes_on(
                 )
             await both.finish(told.sign, has_returned=True)
 
-    asyncio.run(asyncio.wait_for(act(), 120))
+    asyncio.run(asyncio.wait_for(act(), HANG_SECONDS))
     assert told.warnings == []
     assert told.saves == [(step, True) for step in range(4)]
     assert read(lake, tmp_path / "got") == "step 3"

@@ -14,6 +14,7 @@ from hopsgpu.artifacts.log_dir_upload import LogDirUploader
 from hopsgpu.errors import StoreError
 from hopsgpu.rank.context import VARIABLE, Context
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 
 EVENTS = "events.out.tfevents.1700000000.node1.7.0"
 
@@ -176,7 +177,7 @@ def test_eight_files_are_carried_at_once(
     append = LakePath.append
 
     def meets(target: LakePath, content: bytes, at: int) -> int:
-        met.wait(60)
+        met.wait(HANG_SECONDS)
         return append(target, content, at)
 
     monkeypatch.setattr(LakePath, "append", meets)

@@ -30,6 +30,7 @@ from hopsgpu.display.base import NoDisplay
 from hopsgpu.display.progress import RunLines, Shielded
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 
 MIB = 2**20
 
@@ -315,7 +316,7 @@ def test_from_a_crashing_rank_over_the_channel_to_screen_and_lake(
         talking.start()
         kind = ""
         while kind != "ended":
-            event = server.next_event(60)
+            event = server.next_event(HANG_SECONDS)
             assert event is not None and event.message is not None
             kind = event.message.kind
             if kind == "output":

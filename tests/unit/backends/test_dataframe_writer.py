@@ -16,8 +16,7 @@ from hopsgpu.backends.spark import dataframe_writer
 from hopsgpu.backends.spark.dataframe_writer import WriteProgress, check_data, write_frame
 from hopsgpu.data.argument import datasets_of
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError
-
-SECONDS = 30.0
+from tests.bounds import HANG_SECONDS
 
 
 class Spark:
@@ -55,7 +54,7 @@ class Spark:
 
     def options(self, **options: str) -> Any:
         def parquet(url: str) -> None:
-            self.ended.wait(SECONDS)
+            self.ended.wait(HANG_SECONDS)
             if self.error is not None:
                 raise self.error
             self.written.append((options, url))

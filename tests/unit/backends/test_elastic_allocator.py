@@ -28,8 +28,6 @@ from hopsgpu.yarn.wait_message import WaitFacts
 from tests.conftest import until
 from tests.unit import plans
 
-SECONDS = 30
-
 
 class Job:
     def __init__(self, application: Any, *, tag: str, **more: Any) -> None:
@@ -205,10 +203,10 @@ def test_once_one_has_come_others_are_waited_for_behind_all_gangs_and_without_bo
     site, lease = made(free=1, timeout=0.5)
     lease.set_wanted(4, 1)
     # YARN has granted one, and the next is asked for before that one has shown itself.
-    assert until(lambda: len(site.asked) == 2, SECONDS)
+    assert until(lambda: len(site.asked) == 2)
     assert site.asked == [(0.5, False), (0.5, False)]
     come(site, lease, site.jobs[0])
-    assert until(lambda: len(site.asked) == 3, SECONDS)
+    assert until(lambda: len(site.asked) == 3)
     assert site.asked[2] == (None, True)
     assert not until(lambda: problem_of(lease), 1.0)
     assert "the cluster is full" in lease.wait_reason
@@ -219,16 +217,16 @@ def test_the_first_is_waited_for_no_longer_than_it_may(made: Made, free: int) ->
     site, lease = made(free=free, timeout=0.5)
     lease.set_wanted(4, 4)
     # The sampler has no more.
-    assert until(lambda: len(site.jobs) == free, SECONDS)
+    assert until(lambda: len(site.jobs) == free)
     lease.set_wanted(2, 1)
-    assert until(lambda: problem_of(lease), SECONDS)
+    assert until(lambda: problem_of(lease))
     assert re.match("GangTimeout.* arrived within 0.5 s", problem_of(lease))
 
 
 def test_an_executor_that_arrives_while_requests_are_withdrawn_has_no_trial(made: Made) -> None:
     site, lease = made(free=4, timeout=None)
     lease.set_wanted(4, 4)
-    assert until(lambda: len(site.jobs) == 4, SECONDS)
+    assert until(lambda: len(site.jobs) == 4)
     come(site, lease, site.jobs[0])
     found = []
 
@@ -240,7 +238,7 @@ def test_an_executor_that_arrives_while_requests_are_withdrawn_has_no_trial(made
 
     site.cancelling = arrive
     lease.set_wanted(1, 1)
-    assert until(lambda: all(job.ended.is_set() for job in site.jobs[1:]), SECONDS)
+    assert until(lambda: all(job.ended.is_set() for job in site.jobs[1:]))
     assert set(found) == {None}
     assert not site.jobs[0].ended.is_set()
 
@@ -248,9 +246,9 @@ def test_an_executor_that_arrives_while_requests_are_withdrawn_has_no_trial(made
 def test_who_has_been_put_aside_is_not_the_first(made: Made) -> None:
     site, lease = made(free=1, timeout=0.5)
     lease.set_wanted(1, 1)
-    assert until(lambda: site.jobs, SECONDS)
+    assert until(lambda: site.jobs)
     lease._job_of(Message("hello", {"job": site.jobs[0].tag, "container": "c1"}))
-    assert until(lambda: problem_of(lease), SECONDS)
+    assert until(lambda: problem_of(lease))
 
 
 @pytest.mark.parametrize("wanted", [1, 4])
@@ -259,7 +257,7 @@ def test_executors_that_end_again_and_again_are_given_back_for_a_while(
 ) -> None:
     site, lease = made(free=1, timeout=None)
     lease.set_wanted(wanted, 1)
-    assert until(lambda: site.jobs, SECONDS)
+    assert until(lambda: site.jobs)
     told = []
 
     def ended() -> bool:
@@ -268,12 +266,12 @@ def test_executors_that_end_again_and_again_are_given_back_for_a_while(
         told.append(lease.wait_reason)
         return site.jobs[0].ended.wait(0.1)
 
-    assert until(ended, SECONDS)
-    assert until(lambda: "given back (time 1); asks again soon" in lease.wait_reason, SECONDS)
+    assert until(ended)
+    assert until(lambda: "given back (time 1); asks again soon" in lease.wait_reason)
     assert "before that, 4 ended unexpectedly on node1" in lease.wait_reason
-    assert until(lambda: len(site.jobs) == 2, SECONDS), "asked for again"
+    assert until(lambda: len(site.jobs) == 2), "asked for again"
     come(site, lease, site.jobs[1])
-    assert until(lambda: "ended unexpectedly" not in lease.wait_reason, SECONDS)
+    assert until(lambda: "ended unexpectedly" not in lease.wait_reason)
     assert wanted == 4 or not lease.wait_reason
 
 
@@ -283,14 +281,14 @@ def test_the_executor_of_an_agent_that_is_gone_is_replaced_though_spark_has_not_
 ) -> None:
     site, lease = made(free=1, timeout=None)
     lease.set_wanted(1, 1)
-    assert until(lambda: site.jobs, SECONDS)
+    assert until(lambda: site.jobs)
     come(site, lease, site.jobs[0])
     lease._jobs[0] = site.jobs[0]
     if not reachable:
         site.running[site.jobs[0].tag] = ("7",)
     assert not until(lambda: len(site.jobs) == 2, 0.2)
     lease.handle_event(Event(0, None, "no heartbeat for 30 s"))
-    assert until(lambda: len(site.jobs) == 2, SECONDS)
+    assert until(lambda: len(site.jobs) == 2)
     assert site.jobs[0].ended.is_set(), "it has the only GPU"
     assert not lease.ready_executors
     assert until(lambda: site.killed, 1.0) is not reachable
@@ -302,7 +300,7 @@ def with_one_too_many(made: Made) -> tuple[Site, YarnElasticAllocator]:
     site, lease = made(free=2, timeout=None)
     site.registered, site.busy_ones = ["1", "2"], ["1"]
     lease.set_wanted(1, 1)
-    assert until(lambda: site.jobs, SECONDS)
+    assert until(lambda: site.jobs)
     return site, lease
 
 
@@ -310,9 +308,9 @@ def test_an_executor_that_no_job_needs_is_killed_once_all_have_theirs(made: Made
     site, lease = with_one_too_many(made)
     assert not until(lambda: site.killed_by_spark, 0.5), "the job still waits"
     come(site, lease, site.jobs[0])
-    assert until(lambda: site.killed_by_spark == ["2"], SECONDS)
+    assert until(lambda: site.killed_by_spark == ["2"])
     site.registered.append("3")
-    assert until(lambda: site.killed_by_spark == ["2", "3"], SECONDS)
+    assert until(lambda: site.killed_by_spark == ["2", "3"])
     assert site.registered == ["1"]
 
 
@@ -339,4 +337,4 @@ def test_that_nobody_asks_any_more_is_told(made: Made, monkeypatch: pytest.Monke
     _, lease = made(free=1, timeout=None)
     monkeypatch.setattr(elastic_allocator, "queued_gang", fail)
     lease.set_wanted(1, 1)
-    assert until(lambda: "Spark: OverflowError: too large" in problem_of(lease), SECONDS)
+    assert until(lambda: "Spark: OverflowError: too large" in problem_of(lease))

@@ -30,6 +30,7 @@ from hopsgpu.gpu.node.health import Readings
 from hopsgpu.gpu.node.leases import Leases, lease_directory, try_lock
 from hopsgpu.storage.root import choose_root
 from hopsgpu.yarn.cluster_gpus import GpuType
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
 TWO = tuple(GpuDevice(f"GPU-{n}", "NVIDIA A100-SXM4-40GB") for n in "ab")
@@ -187,14 +188,14 @@ def test_a_container_that_waits_ends_with_whoever_wants_it(
         assert leases.take(gpu)
         job = ContainerJob(ContainerRequest(driver, 1, None, (), os.getpid()), own, pytest.fail)
         try:
-            assert until(lambda: "leased to another gang" in job.waiting_for, 60), job.reason(0)
+            assert until(lambda: "leased to another gang" in job.waiting_for), job.reason(0)
             job.close()
-            assert job.ended.wait(60) and job.problem is None
+            assert job.ended.wait(HANG_SECONDS) and job.problem is None
             assert "exit code 0" in job.reason(0)
         finally:
             job.kill()
     job = ContainerJob(ContainerRequest(driver, 1, None, (), os.getpid()), own, pytest.fail)
-    assert job.ended.wait(60)
+    assert job.ended.wait(HANG_SECONDS)
     # It has its GPU, and nobody listens for it.
     assert "127.0.0.1" in job.reason(0)
     job.close()

@@ -24,6 +24,7 @@ from rich.console import Console
 from hopsgpu.cli.gpu_tables import tables
 from hopsgpu.cli.main import main
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
+from tests.bounds import HANG_SECONDS
 from tests.conftest import as_in_a_terminal
 from tests.unit.rest import Daemon, serving
 from tests.unit.yarn.test_cluster_gpus import FIELD_NAMES, RESOURCES, configuration, yarn_answers
@@ -282,7 +283,7 @@ def started(*options: str, terminal: int | None = None) -> subprocess.Popen[str]
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=HANG_SECONDS)
     return process.returncode, err
 
 
@@ -332,7 +333,7 @@ def test_on_a_terminal_it_is_drawn_in_place_with_colours(
             shown = _read(ours, lambda text: text.count("GPUs free") >= 2)
             process.send_signal(signal.SIGINT)
             rest = _read(ours, lambda _: False)
-            assert process.wait(timeout=60) == 0
+            assert process.wait(timeout=HANG_SECONDS) == 0
     finally:
         os.close(ours)
     # The alternate screen, in which nothing scrolls, and back.
@@ -352,7 +353,7 @@ def test_on_a_terminal_it_is_drawn_in_place_with_colours(
 
 def _read(terminal: int, enough: Any) -> str:
     """What a terminal is told until it is enough, or nobody writes any more."""
-    found, deadline = "", time.monotonic() + 60
+    found, deadline = "", time.monotonic() + HANG_SECONDS
     while not enough(found) and time.monotonic() < deadline:
         if not select.select([terminal], [], [], 0.1)[0]:
             continue

@@ -22,9 +22,9 @@ from hopsgpu.control.channel import Channel, ChannelError, new_secret
 from hopsgpu.control.events import Event
 from hopsgpu.control.handshake import UnreachableError, connect
 from hopsgpu.control.server import ControlServer, serve
+from tests.bounds import HANG_SECONDS
 
 SECRET = new_secret()
-SECONDS = 30.0
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def raw(server: ControlServer) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=HANG_SECONDS)
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +54,7 @@ async def connected(server: ControlServer) -> AsyncIterator[Channel]:
 
 
 def next_event(server: ControlServer) -> Event:
-    event = server.next_event(SECONDS)
+    event = server.next_event(HANG_SECONDS)
     assert event is not None
     return event
 
@@ -396,7 +396,7 @@ def test_a_driver_that_is_silent_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     began = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert "(no answer within 0.2 s)" in str(unreachable(silent.getsockname()[1]))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < HANG_SECONDS
 
 
 @pytest.mark.usefixtures("at_once")

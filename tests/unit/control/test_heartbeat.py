@@ -17,7 +17,8 @@ from hopsgpu.control.handshake import connect
 from hopsgpu.control.heartbeat import HeartbeatCheck, HeartbeatState, check_heartbeat
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.streams import Inbox
-from tests.unit.peers import SECONDS, process
+from tests.bounds import HANG_SECONDS
+from tests.unit.peers import process
 
 SECRET = new_secret()
 
@@ -134,7 +135,7 @@ def test_one_that_is_stuck_in_sending_notices_that_nobody_is_there() -> None:
 
 
 def hello(server: ControlServer) -> int:
-    event = server.next_event(SECONDS)
+    event = server.next_event(HANG_SECONDS)
     assert event is not None and event.message is not None and event.message.kind == "hello"
     return event.peer
 
@@ -142,7 +143,7 @@ def hello(server: ControlServer) -> int:
 def echoes(server: ControlServer, peer: int) -> bool:
     """Whether a peer still answers."""
     server.send(peer, "say", word="still here")
-    event = server.next_event(SECONDS)
+    event = server.next_event(HANG_SECONDS)
     return event is not None and event.message is not None and event.peer == peer
 
 
@@ -154,10 +155,10 @@ def test_a_stopped_agent_is_lost_within_the_bound() -> None:
         peer = hello(server)
         stopped = time.monotonic()
         os.kill(agent.pid, signal.SIGSTOP)
-        event = server.next_event(SECONDS)
+        event = server.next_event(HANG_SECONDS)
         assert event is not None
         assert (event.peer, event.message, event.reason) == (peer, None, "no heartbeat for 4 s")
-        assert 2 < time.monotonic() - stopped < 9
+        assert 2 < time.monotonic() - stopped < 60
         assert server.send(peer, "say") is False
 
 
@@ -174,7 +175,7 @@ def test_a_stopped_driver_is_lost_within_the_bound() -> None:
         port = int(driver.stdout.readline())
         seconds, message, reason = asyncio.run(lost(port, driver.pid))
     assert (message, reason) == (None, "no heartbeat for 4 s")
-    assert 2 < seconds < 9
+    assert 2 < seconds < 60
 
 
 def test_those_who_have_nothing_to_say_stay() -> None:
@@ -206,11 +207,11 @@ def test_a_frame_that_takes_long_is_a_sign_of_life() -> None:
     with serve(SECRET, "127.0.0.1", heartbeat=4) as server:
         loop = asyncio.new_event_loop()
         channel = loop.run_until_complete(send_slowly(server.port))
-        event = server.next_event(SECONDS)
+        event = server.next_event(HANG_SECONDS)
         assert event is not None and event.message is not None, event
         assert event.message.payload == bytes(90_000)
         # And then it is silent.
-        end = server.next_event(SECONDS)
+        end = server.next_event(HANG_SECONDS)
         assert end is not None and end.reason == "no heartbeat for 4 s"
         channel.abort()
         loop.run_until_complete(asyncio.sleep(0))

@@ -24,10 +24,10 @@ from hopsgpu.control.events import MAX_QUEUED, Event, EventQueue
 from hopsgpu.control.handshake import connect
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.errors import ConfigError, HopsGpuError
+from tests.bounds import HANG_SECONDS
 from tests.unit.peers import process
 
 SECRET = new_secret()
-SECONDS = 30.0
 FRAME = 65536
 
 
@@ -52,7 +52,7 @@ def test_who_listens_connects_and_ends_is_logged(caplog: pytest.LogCaptureFixtur
     with serve(SECRET, "127.0.0.1") as server:
         port = server.port
         asyncio.run(agent(port))
-        while (event := server.next_event(SECONDS)) is not None and event.message is not None:
+        while (event := server.next_event(HANG_SECONDS)) is not None and event.message is not None:
             pass
     said = [record.message for record in caplog.records if record.levelno == logging.INFO]
     assert said[0] == f"listening for agents on 127.0.0.1, port {port}"
@@ -142,7 +142,7 @@ def test_output_that_nobody_takes_stays_with_its_rank() -> None:
         process("flood", server.port, SECRET, number, {"heartbeat": 5}),
     ):
         before = resident()
-        first = server.next_event(SECONDS)
+        first = server.next_event(HANG_SECONDS)
         assert first is not None and first.message is not None
         # More than the heartbeat in which nothing of it is read: it is not lost for that.
         assert not threading.Event().wait(7.5)
@@ -152,7 +152,7 @@ def test_output_that_nobody_takes_stays_with_its_rank() -> None:
             numbers = [first.message["number"]]
             kinds = []
             while "all" not in kinds or "hello" not in kinds:
-                event = server.next_event(SECONDS)
+                event = server.next_event(HANG_SECONDS)
                 assert event is not None and event.message is not None, event
                 kinds.append(event.message.kind)
                 if event.message.kind == "output":
@@ -176,12 +176,12 @@ def test_a_peer_that_says_much_can_be_told_something(server: ControlServer) -> N
     told: list[int] = []
     thread = threading.Thread(target=lambda: told.append(asyncio.run(talk())), daemon=True)
     thread.start()
-    first = server.next_event(SECONDS)
+    first = server.next_event(HANG_SECONDS)
     assert first is not None
     assert server.send(first.peer, "run", bytes(30 * 2**20))
-    while (event := server.next_event(SECONDS)) is not None and event.message is not None:
+    while (event := server.next_event(HANG_SECONDS)) is not None and event.message is not None:
         pass
-    thread.join(SECONDS)
+    thread.join(HANG_SECONDS)
     assert told == [30 * 2**20]
 
 
@@ -199,8 +199,8 @@ def test_an_event_has_the_time_at_which_its_connection_was_accepted(
     began = time.time()
     thread = threading.Thread(target=lambda: asyncio.run(talk()), daemon=True)
     thread.start()
-    event = server.next_event(SECONDS)
-    thread.join(SECONDS)
+    event = server.next_event(HANG_SECONDS)
+    thread.join(HANG_SECONDS)
     assert event is not None and event.opened is not None
     assert began <= event.opened <= connected[0] <= event.at
 
@@ -217,7 +217,7 @@ def test_a_peer_keeps_what_it_was_sent_until_it_is_sent_others(server: ControlSe
 
     thread = threading.Thread(target=lambda: asyncio.run(talk()), daemon=True)
     thread.start()
-    first = server.next_event(SECONDS)
+    first = server.next_event(HANG_SECONDS)
     assert first is not None
     with pytest.raises(HopsGpuError, match="cannot be sent"):
         server.keep(first.peer, "large", bytes(MAX_PAYLOAD + 1))
@@ -225,11 +225,11 @@ def test_a_peer_keeps_what_it_was_sent_until_it_is_sent_others(server: ControlSe
         assert server.keep(first.peer, name, name.encode())
         assert server.send(first.peer, "run")
     assert server.send(first.peer, "over")
-    thread.join(SECONDS)
+    thread.join(HANG_SECONDS)
     kept = [f"{kind} {name}".strip() for kind, name, _ in heard]
     assert kept == ["keep large", "run", "run", "keep b", "run", "run", "keep large", "run"]
     assert [said for kind, _, said in heard if kind == "keep"] == [b"large", b"b", b"large"]
-    gone = server.next_event(SECONDS)
+    gone = server.next_event(HANG_SECONDS)
     assert gone is not None and gone.message is None
     assert not server.keep(first.peer, "large", b"large")
     assert server._kept == {}
@@ -294,7 +294,7 @@ def test_a_flood_of_silent_connections_keeps_no_agent_out(server: ControlServer)
         print(f"joined beside 2,000 silent connections after {time.monotonic() - began:.1f} s")
         kinds = []
         for _ in range(6):
-            event = server.next_event(SECONDS)
+            event = server.next_event(HANG_SECONDS)
             assert event is not None
             kinds.append(event.message and event.message.kind)
         assert kinds.count("hello") == 3
@@ -304,7 +304,7 @@ def test_a_silent_stranger_is_hung_up_on(
     server: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 0.2)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as stranger:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_SECONDS) as stranger:
         stranger.recv(40, socket.MSG_WAITALL)
         assert stranger.recv(1) == b""
 
@@ -319,7 +319,7 @@ def test_hang_up_and_the_end_of_the_server_close_connections() -> None:
 
     async def hung_up(server: ControlServer) -> bool:
         talking = asyncio.create_task(ended(server.port))
-        event = await asyncio.to_thread(server.next_event, SECONDS)
+        event = await asyncio.to_thread(server.next_event, HANG_SECONDS)
         assert event is not None
         await asyncio.to_thread(server.disconnect, [event.peer])
         return await talking
@@ -328,7 +328,7 @@ def test_hang_up_and_the_end_of_the_server_close_connections() -> None:
         assert asyncio.run(hung_up(server))
         port = server.port
     with pytest.raises(OSError):
-        socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+        socket.create_connection(("127.0.0.1", port), timeout=HANG_SECONDS)
 
 
 def test_a_peer_that_reads_nothing_delays_nobody() -> None:
@@ -342,12 +342,12 @@ def test_a_peer_that_reads_nothing_delays_nobody() -> None:
     with serve(SECRET, "127.0.0.1") as server:
         loop = asyncio.new_event_loop()
         held = loop.run_until_complete(stuck(server.port))
-        assert held and (event := server.next_event(SECONDS)) is not None
+        assert held and (event := server.next_event(HANG_SECONDS)) is not None
         threading.Thread(
             target=server.send, args=(event.peer, "run", bytes(50 * 2**20)), daemon=True
         ).start()
         server.disconnect_all()
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < HANG_SECONDS
     loop.close()
 
 
@@ -371,6 +371,6 @@ def test_the_next_port_of_the_range_is_taken_where_one_is_not_free(server: Contr
 
 def test_it_listens_on_its_own_address_only() -> None:
     with serve(SECRET, "127.0.0.2") as server:
-        socket.create_connection(("127.0.0.2", server.port), timeout=SECONDS).close()
+        socket.create_connection(("127.0.0.2", server.port), timeout=HANG_SECONDS).close()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS)
+            socket.create_connection(("127.0.0.1", server.port), timeout=HANG_SECONDS)

@@ -16,10 +16,10 @@ from hopsgpu.control.events import MAX_QUEUED, Event
 from hopsgpu.control.handshake import connect
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.subscriptions import Subscription
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
 SECRET = new_secret()
-SECONDS = 30.0
 
 
 class Agent:
@@ -33,12 +33,12 @@ class Agent:
         self._channel: Channel = self._do(connect("127.0.0.1", server.port, SECRET))
         self.heard: list[tuple[str, dict[str, Any]]] = []
         self.say("hello")
-        event = server.next_event(SECONDS)
+        event = server.next_event(HANG_SECONDS)
         assert event is not None
         self.key = event.peer
 
     def _do(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(HANG_SECONDS)
 
     def say(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
         self._do(self._channel.send(kind, payload, **fields))
@@ -50,7 +50,7 @@ class Agent:
     def leave(self) -> None:
         """Ends the connection; returns once the server knows."""
         self._do(self._channel.close())
-        assert until(lambda: not self._server.is_connected(self.key), SECONDS)
+        assert until(lambda: not self._server.is_connected(self.key))
 
     def end(self) -> None:
         self._do(self._channel.close())
@@ -111,9 +111,9 @@ def test_what_is_about_no_run_comes_to_whoever_acquires_the_executors(
         one.say("hello")
         one.leave()
         assert heard(run) == [(one.key, "")]
-    assert (hello := server.next_event(SECONDS)) is not None
+    assert (hello := server.next_event(HANG_SECONDS)) is not None
     assert hello.message is not None and hello.message.kind == "hello"
-    assert (end := server.next_event(SECONDS)) is not None and end.message is None
+    assert (end := server.next_event(HANG_SECONDS)) is not None and end.message is None
 
 
 def test_an_agent_that_left_before_is_told_to_have_left(
@@ -122,9 +122,9 @@ def test_an_agent_that_left_before_is_told_to_have_left(
     one = agent()
     assert server.is_connected(one.key)
     one.leave()
-    assert until(lambda: server.next_event(0.1) is not None, SECONDS)
+    assert until(lambda: server.next_event(0.1) is not None)
     with server.subscribe("run-1", [one.key]) as run:
-        event = run.next_event(SECONDS)
+        event = run.next_event(HANG_SECONDS)
         assert event is not None and event.message is None and event.reason == "closed"
 
 
@@ -180,9 +180,9 @@ def test_words_about_a_run_that_is_over_hold_nobody_up(
     )
     with server.subscribe("run-1", [one.key]):
         thread.start()
-    thread.join(SECONDS)
+    thread.join(HANG_SECONDS)
     one.say("hello")
-    assert (event := server.next_event(SECONDS)) is not None and event.message is not None
+    assert (event := server.next_event(HANG_SECONDS)) is not None and event.message is not None
 
 
 def test_a_listener_is_told_at_once_and_of_what_it_missed(
@@ -194,7 +194,7 @@ def test_a_listener_is_told_at_once_and_of_what_it_missed(
     with server.listening(told.append):
         one.say("started", run_id="run-1")
         one.leave()
-        assert until(lambda: len(told) == 2, SECONDS)
+        assert until(lambda: len(told) == 2)
     assert [event.message and event.message.kind for event in told] == ["hello", None]
     assert server.next_event(0.0) is None
 
@@ -206,10 +206,10 @@ def test_whoever_waits_is_woken_by_another_thread_and_loses_no_event(
     with server.subscribe("run", {one.key}) as told:
         threading.Timer(0.1, told.wake).start()
         began = time.monotonic()
-        assert told.next_event(SECONDS) is None
-        assert time.monotonic() - began < SECONDS / 2
+        assert told.next_event(HANG_SECONDS) is None
+        assert time.monotonic() - began < HANG_SECONDS / 2
         told.wake()
         one.say("started", run_id="run")
-        assert told.next_event(SECONDS) is None
-        event = told.next_event(SECONDS)
+        assert told.next_event(HANG_SECONDS) is None
+        event = told.next_event(HANG_SECONDS)
         assert event is not None and event.message is not None and event.message.kind == "started"

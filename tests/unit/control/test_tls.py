@@ -18,10 +18,10 @@ from hopsgpu.control.peer import DriverEndpoint, connect_to_driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.tls import is_network_encrypted, new_identity
 from hopsgpu.errors import ConfigError
+from tests.bounds import HANG_SECONDS
 from tests.unit.peers import process
 
 SECRET = new_secret()
-SECONDS = 30.0
 WORD = b"a word that is not to be read by others"
 
 
@@ -72,7 +72,7 @@ def on_the_wire(server: ControlServer, certificate: bytes | None) -> bytes:
             host, port = listening.sockets[0].getsockname()
             channel = await connect(host, port, SECRET, certificate=certificate)
             await channel.send("hello", WORD)
-            event = await asyncio.to_thread(server.next_event, SECONDS)
+            event = await asyncio.to_thread(server.next_event, HANG_SECONDS)
             assert event is not None and event.message is not None
             assert event.message.payload == WORD
             assert await asyncio.to_thread(server.send, event.peer, "run", WORD * 10_000)
@@ -82,7 +82,7 @@ def on_the_wire(server: ControlServer, certificate: bytes | None) -> bytes:
             await passed_on.wait()
 
     asyncio.run(talk())
-    end = server.next_event(SECONDS)
+    end = server.next_event(HANG_SECONDS)
     assert end is not None and end.reason == "closed"
     return b"".join(passed)
 
@@ -114,7 +114,7 @@ def test_it_is_tls_1_3_and_the_secret_is_proved_within(
         return spoken
 
     assert asyncio.run(version()) == "TLSv1.3"
-    hello, end = server.next_event(SECONDS), server.next_event(SECONDS)
+    hello, end = server.next_event(HANG_SECONDS), server.next_event(HANG_SECONDS)
     assert hello is not None and hello.message is not None and hello.message.kind == "hello"
     assert end is not None and end.message is None
     with pytest.raises(ChannelError, match="closed the connection during the handshake"):
@@ -124,7 +124,7 @@ def test_it_is_tls_1_3_and_the_secret_is_proved_within(
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     with (
-        socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as plain,
+        socket.create_connection(("127.0.0.1", server.port), timeout=HANG_SECONDS) as plain,
         pytest.raises(ssl.SSLError),
     ):
         context.wrap_socket(plain)
@@ -150,7 +150,7 @@ def test_a_driver_without_tls_is_not_taken() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"hopsgpu1" + bytes(64), b"\x16\x03\x01\x02\x00\x01" * 50])
 def test_strangers_do_no_harm(server: ControlServer, said: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as stranger:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=HANG_SECONDS) as stranger:
         stranger.sendall(said)
         stranger.shutdown(socket.SHUT_WR)
         while stranger.recv(1000):
@@ -163,13 +163,13 @@ def test_heartbeats_keep_it() -> None:
     with serve(SECRET, "127.0.0.1", heartbeat=6, encrypted=True) as server:
         options = {"heartbeat": 6, "certificate": server.certificate}
         with process("agents", server.port, SECRET, 1, options):
-            hello = server.next_event(SECONDS)
+            hello = server.next_event(HANG_SECONDS)
             assert hello is not None and hello.message is not None
             assert server.next_event(7) is None
             assert server.send(hello.peer, "say", word="still here")
-            echo = server.next_event(SECONDS)
+            echo = server.next_event(HANG_SECONDS)
             assert echo is not None and echo.message is not None
-        assert (end := server.next_event(SECONDS)) is not None and end.message is None
+        assert (end := server.next_event(HANG_SECONDS)) is not None and end.message is None
 
 
 def test_each_has_its_own_and_its_file_in_memory_is_gone() -> None:

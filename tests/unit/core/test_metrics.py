@@ -26,8 +26,8 @@ from hopsgpu.core.gpu_usage import GpuSample, GpuUsage, idle_warning
 from hopsgpu.core.metrics import Metrics, MetricsChunk, append, report_line, sample_line
 from hopsgpu.errors import ConfigError
 from hopsgpu.rank.context import VARIABLE, Context, context
+from tests.bounds import HANG_SECONDS
 
-SECONDS = 60.0
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 
 
@@ -190,7 +190,7 @@ def test_threads_and_forked_children_report_whole_lines(reports: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert child.wait(SECONDS) == 0
+    assert child.wait(HANG_SECONDS) == 0
     assert len(records(reports)) == 1500
     last = folded(reports).last_values()[1]
     assert all(last[name] == 299 for name in ("t0", "t1", "t2", "t3", "child"))

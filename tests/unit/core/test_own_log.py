@@ -15,6 +15,7 @@ import pytest
 from hopsgpu.backends.spark.local_application import LocalApplication
 from hopsgpu.core import own_log
 from hopsgpu.errors import ConfigError
+from tests.bounds import HANG_SECONDS
 
 OURS = logging.getLogger("hopsgpu")
 
@@ -31,7 +32,11 @@ def _as_before() -> Iterator[None]:
 def told(code: str) -> tuple[str, str]:
     """Return what a fresh interpreter writes to stdout and stderr."""
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=HANG_SECONDS,
     )
     return done.stdout, done.stderr
 

@@ -12,6 +12,7 @@ import pytest
 
 from hopsgpu.data import cache
 from hopsgpu.data.cache import Cache, CacheWriter
+from tests.bounds import HANG_SECONDS
 
 BATCHES = [pa.record_batch({"x": [number] * 3}) for number in range(4)]
 SCHEMA = BATCHES[0].schema
@@ -43,7 +44,7 @@ def test_the_next_batch_is_not_held_up(tmp_path: Path, monkeypatch: pytest.Monke
     go, write = threading.Event(), cache._CacheFile._write
 
     def slow(writer: Any, batch: Any) -> None:
-        assert go.wait(30)
+        assert go.wait(HANG_SECONDS)
         write(writer, batch)
 
     monkeypatch.setattr(cache._CacheFile, "_write", slow)
@@ -79,13 +80,13 @@ def test_a_full_disk_keeps_nothing(
 def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     monkeypatch.setattr(cache, "_WRITE_SECONDS", 0.05)
-    monkeypatch.setattr(cache._CacheFile, "_write", lambda *_: go.wait(30))
+    monkeypatch.setattr(cache._CacheFile, "_write", lambda *_: go.wait(HANG_SECONDS))
     keeper = Cache(tmp_path, 2**20)
     keep_all(keeper)
     assert kept(keeper) is None
     (thread,) = threads()
     go.set()
-    thread.join(30)
+    thread.join(HANG_SECONDS)
     assert not thread.is_alive()
 
 
@@ -101,7 +102,7 @@ def test_who_stops_half_way_keeps_nothing(tmp_path: Path) -> None:
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
     assert kept(keeper) is None
     for thread in threads():
-        thread.join(30)
+        thread.join(HANG_SECONDS)
         assert not thread.is_alive()
 
 
@@ -111,7 +112,7 @@ def test_the_end_of_a_file_holds_nobody_up_but_who_wants_it(
     go, try_rename = threading.Event(), cache._CacheFile.try_rename
 
     def slow(writer: Any, target: Path) -> bool:
-        assert go.wait(30)
+        assert go.wait(HANG_SECONDS)
         return try_rename(writer, target)
 
     monkeypatch.setattr(cache._CacheFile, "try_rename", slow)

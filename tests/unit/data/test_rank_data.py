@@ -23,6 +23,7 @@ from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 from tests.unit.data.worlds import only_rank
 
 ROWS = 3_010
@@ -85,7 +86,7 @@ def no_thread_is_left() -> Iterator[None]:
     yield
     left = {thread for thread in threading.enumerate() if thread.name.startswith("hopsgpu-data")}
     for thread in left - before:
-        thread.join(30)
+        thread.join(HANG_SECONDS)
         assert not thread.is_alive(), thread
 
 
@@ -414,12 +415,12 @@ def test_a_wait_counts_only_where_nothing_is_ready() -> None:
             yield number
             made.release()
         # Once the reader waits for it.
-        assert waits.waiting.wait(30)
+        assert waits.waiting.wait(HANG_SECONDS)
         yield 3
 
     ahead = PrefetchIterator(items, 4, waits)
     for _ in range(3):
-        assert made.acquire(timeout=30)
+        assert made.acquire(timeout=HANG_SECONDS)
     assert [next(ahead) for _ in range(3)] == [0, 1, 2]
     assert (waits.begun, waits.ended) == (0, 0)
     assert next(ahead) == 3
@@ -459,7 +460,7 @@ def test_ahead_is_bounded_and_ends_when_it_is_let_go_of() -> None:
     ahead = PrefetchIterator(items, 3)
     assert [next(ahead) for _ in range(2)] == [0, 1]
     del ahead
-    assert ended.wait(30)
+    assert ended.wait(HANG_SECONDS)
     assert len(made) <= 2 + 3 + 1
 
 

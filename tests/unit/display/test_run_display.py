@@ -24,6 +24,7 @@ from hopsgpu.display.live import Live
 from hopsgpu.display.picture import MAX_RANK_ROWS, SHOWN_RANKS, Picture, Scene, Trace, gpu_of
 from hopsgpu.display.progress import Shielded, progress_of
 from hopsgpu.display.terminal import Terminal, lines_of
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
 GIB = 2**30
@@ -436,7 +437,7 @@ def test_a_screen_that_fails_is_shown_no_more_and_let_go() -> None:
     seen = Seen(fails=True)
     shown = Shielded(Live(lambda context: seen))
     shown.status(TRAINING)
-    assert until(lambda: seen.closed, 30)
+    assert until(lambda: seen.closed)
     shown.line(0, "node1", "goes on")
     shown.status(replace(TRAINING, state="succeeded"))
     assert shown.problem == "the progress display stopped (OSError: the terminal is gone)"
@@ -540,7 +541,7 @@ def test_a_kernel_is_given_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run() -> None:
         told.status(TRAINING)
-        until(lambda: bool(shown), 15)
+        until(lambda: bool(shown))
         told.status(replace(TRAINING, state="succeeded"))
 
     in_thread(run)
@@ -555,7 +556,7 @@ def test_a_kernel_is_given_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_thread(work: Callable[[], None]) -> None:
     thread = threading.Thread(target=work)
     thread.start()
-    thread.join(60)
+    thread.join(HANG_SECONDS)
     assert not thread.is_alive()
 
 

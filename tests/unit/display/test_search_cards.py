@@ -19,6 +19,7 @@ from hopsgpu.display.charts import held_image
 from hopsgpu.display.search_cards import best_trials
 from hopsgpu.display.search_page import page
 from hopsgpu.tuning.search_results import AblationResult, SearchResult
+from tests.bounds import HANG_SECONDS
 from tests.unit.searches import result, trial
 
 NASTY = "<script>alert(1)</script>"
@@ -109,7 +110,7 @@ def test_a_page_has_optunas_plots_without_a_display_and_nothing_is_left_here() -
         stdout=subprocess.PIPE,
         text=True,
         check=True,
-        timeout=250,
+        timeout=HANG_SECONDS,
     ).stdout
     assert "not drawn" not in shown, re.findall("not drawn[^<]*", shown)
     pictures = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]*)" alt="([^"]*)"', shown)

@@ -15,6 +15,7 @@ import pytest
 
 from hopsgpu.agent.addresses import held_ports
 from hopsgpu.frameworks import xgboost
+from tests.bounds import HANG_SECONDS
 
 WHERE = {"dmlc_tracker_uri": "127.0.0.1", "dmlc_tracker_port": 5}
 
@@ -38,8 +39,8 @@ def test_all_ranks_are_told_whoever_else_comes(
             with _connected(address) as brief:
                 brief.sendall(b"\1")
         others.append(pool.submit(xgboost._find_tracker, address, 3))
-        assert [other.result(30) for other in others] == [WHERE] * 3
-        serving.result(30)
+        assert [other.result(HANG_SECONDS) for other in others] == [WHERE] * 3
+        serving.result(HANG_SECONDS)
         silent.close()
 
 
@@ -105,7 +106,7 @@ def standins(monkeypatch: pytest.MonkeyPatch, address: tuple[str, int]) -> Itera
     with ThreadPoolExecutor(11) as pool:
         others = [pool.submit(xgboost._find_tracker, address, rank) for rank in range(1, 12)]
         yield Standins(monkeypatch)
-        assert [other.result(30) for other in others] == [WHERE] * 11
+        assert [other.result(HANG_SECONDS) for other in others] == [WHERE] * 11
 
 
 def test_the_tracker_outlives_the_last_rank(standins: Standins) -> None:

@@ -16,15 +16,15 @@ import pytest
 from hopsgpu.core.gpu_usage import GpuSample, GpuUsage
 from hopsgpu.gpu import sampling as sampling_module
 from hopsgpu.gpu.sampling import NOT_INSTALLED, Observations, sampling
+from tests.bounds import HANG_SECONDS
 
-SECONDS = 60.0
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 
 
 @pytest.fixture(autouse=True)
 def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait long: on a busy machine, a thread may not get a core within a second."""
-    monkeypatch.setattr(sampling_module, "_JOIN_SECONDS", SECONDS)
+    monkeypatch.setattr(sampling_module, "_JOIN_SECONDS", HANG_SECONDS)
 
 
 RESERVED = 480 << 20
@@ -171,7 +171,7 @@ class Samples:
     async def until(self, count: int) -> None:
         def wait() -> bool:
             with self._more:
-                return self._more.wait_for(lambda: len(self.told) >= count, SECONDS)
+                return self._more.wait_for(lambda: len(self.told) >= count, HANG_SECONDS)
 
         assert await asyncio.to_thread(wait)
 
@@ -312,7 +312,7 @@ def seen_until_broken(nvml: FakeNvml, gpus: list[str], change: Callable[[], None
         async with sampling(gpus, samples, nvml, seconds=0.01, on_gpu_failure=broken.set) as seen:
             await samples.until(1)
             change()
-            assert await asyncio.to_thread(broken.wait, SECONDS)
+            assert await asyncio.to_thread(broken.wait, HANG_SECONDS)
         return seen
 
     return asyncio.run(go())
@@ -397,13 +397,13 @@ def test_a_call_that_hangs_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None
 
     async def go() -> None:
         async with sampling([GPU], samples, nvml, seconds=0.01):
-            assert await asyncio.to_thread(nvml.hangs.wait, SECONDS)
+            assert await asyncio.to_thread(nvml.hangs.wait, HANG_SECONDS)
 
-    asyncio.run(asyncio.wait_for(go(), SECONDS))
+    asyncio.run(asyncio.wait_for(go(), HANG_SECONDS))
     (thread,) = (t for t in threading.enumerate() if t.name == "hopsgpu-nvml")
     assert thread.daemon
     nvml.hang.set()
-    thread.join(SECONDS)
+    thread.join(HANG_SECONDS)
     assert samples.told == []  # it was over by then
 
 
@@ -417,7 +417,7 @@ def test_a_full_disk_ends_the_sampling_alone() -> None:
 
     async def go() -> None:
         async with sampling([GPU], tell, nvml, seconds=0.01):
-            assert await asyncio.to_thread(full.wait, SECONDS)
+            assert await asyncio.to_thread(full.wait, HANG_SECONDS)
 
     asyncio.run(go())
     assert nvml.open == 0

@@ -30,6 +30,7 @@ from hopsgpu.launcher.data_staging import StagedData
 from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local import Local
+from tests.bounds import HANG_SECONDS
 
 
 class Frame:
@@ -233,7 +234,7 @@ class Away:
     def __call__(self, *_: Any) -> Any:
         self.asked.set()
         if self._hangs:
-            self.answers.wait(60)
+            self.answers.wait(HANG_SECONDS)
         raise OSError("it does not answer")
 
 
@@ -248,7 +249,7 @@ def test_a_cancelled_run_does_not_wait_for_a_lake_that_is_away(
     monkeypatch.setattr(Local, call, away)
 
     def cancel() -> None:
-        away.asked.wait(60)
+        away.asked.wait(HANG_SECONDS)
         cancelled.set()
 
     threading.Thread(target=cancel, daemon=True).start()
@@ -262,7 +263,7 @@ def test_a_cancelled_run_does_not_wait_for_a_lake_that_is_away(
     away.answers.set()
     mine = [t for t in threading.enumerate() if "-footers" in t.name]
     for thread in mine:
-        thread.join(30)
+        thread.join(HANG_SECONDS)
     assert not any(thread.is_alive() for thread in mine)
 
 

@@ -15,10 +15,9 @@ from hopsgpu.core.gang import Exclusions, GangState
 from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.launcher import held_gang
 from hopsgpu.launcher.held_gang import AllocatorThread
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.unit import plans
-
-SECONDS = 30.0
 
 
 class Watcher:
@@ -64,7 +63,7 @@ def test_a_launch_in_a_thread_of_its_own_waits_for_its_turn(keeper: AllocatorThr
 
     def other() -> None:
         begun.set()
-        may_end.wait(SECONDS)
+        may_end.wait(HANG_SECONDS)
 
     def later() -> None:
         with keeper.provide_gang_in_turn(request()) as whole:
@@ -72,12 +71,12 @@ def test_a_launch_in_a_thread_of_its_own_waits_for_its_turn(keeper: AllocatorThr
             had.set()
 
     keeper.put(other)
-    assert begun.wait(SECONDS)
+    assert begun.wait(HANG_SECONDS)
     thread = in_thread(later)
     assert not had.wait(0.3)
     may_end.set()
-    assert had.wait(SECONDS)
-    thread.join(SECONDS)
+    assert had.wait(HANG_SECONDS)
+    thread.join(HANG_SECONDS)
 
 
 def test_a_launch_that_waits_for_its_turn_says_so(keeper: AllocatorThread) -> None:
@@ -88,15 +87,15 @@ def test_a_launch_that_waits_for_its_turn_says_so(keeper: AllocatorThread) -> No
         with keeper.provide_gang_in_turn(mine):
             had.set()
 
-    keeper.put(lambda: cast(None, may_end.wait(SECONDS)))
+    keeper.put(lambda: cast(None, may_end.wait(HANG_SECONDS)))
     thread = in_thread(later)
-    assert until(lambda: bool(told), SECONDS)
+    assert until(lambda: bool(told))
     ((state, why),) = told
     assert state == "preparing" and "another launch uses the gang" in why
     assert not had.is_set()
     may_end.set()
-    assert had.wait(SECONDS)
-    thread.join(SECONDS)
+    assert had.wait(HANG_SECONDS)
+    thread.join(HANG_SECONDS)
 
 
 def test_the_keeper_serves_nobody_else_meanwhile(keeper: AllocatorThread) -> None:
@@ -105,7 +104,7 @@ def test_the_keeper_serves_nobody_else_meanwhile(keeper: AllocatorThread) -> Non
         whole(Exclusions())
         keeper.put(next_one.set)
         assert not next_one.wait(0.3)
-    assert next_one.wait(SECONDS)
+    assert next_one.wait(HANG_SECONDS)
 
 
 def test_a_launch_that_is_cancelled_gives_up_its_turn(keeper: AllocatorThread) -> None:
@@ -118,28 +117,28 @@ def test_a_launch_that_is_cancelled_gives_up_its_turn(keeper: AllocatorThread) -
         except Cancelled as error:
             problems.append(str(error))
 
-    keeper.put(lambda: cast(None, may_end.wait(SECONDS)))
+    keeper.put(lambda: cast(None, may_end.wait(HANG_SECONDS)))
     thread = in_thread(later)
     cancelled.set()
-    thread.join(SECONDS)
+    thread.join(HANG_SECONDS)
     assert problems == ["run was cancelled before its turn on the gang"]
     may_end.set()
     served = threading.Event()
     keeper.put(served.set)
-    assert served.wait(SECONDS)
+    assert served.wait(HANG_SECONDS)
 
 
 def test_a_gang_that_is_closed_is_said_to_be(keeper: AllocatorThread) -> None:
     keeper.check_held()
     closing = in_thread(keeper.close)
-    closing.join(SECONDS)
+    closing.join(HANG_SECONDS)
 
     def refused() -> bool:
         with pytest.raises(ConfigError, match="this gang is not held, or was closed"):
             keeper.check_held()
         return True
 
-    assert until(refused, SECONDS)
+    assert until(refused)
     with pytest.raises(ConfigError, match="not held"), keeper.provide_gang_in_turn(request()):
         raise AssertionError("it is closed")
 

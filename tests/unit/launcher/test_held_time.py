@@ -17,8 +17,7 @@ from hopsgpu.errors import StoreError
 from hopsgpu.launcher.held_time import HeldTime
 from hopsgpu.storage.background import Background
 from hopsgpu.storage.lake import LakePath
-
-SECONDS = 30.0
+from tests.bounds import HANG_SECONDS
 
 
 class Held:
@@ -40,7 +39,7 @@ class Held:
 
     @property
     def told(self) -> RunUse | None:
-        self.background.flush(SECONDS)
+        self.background.flush(HANG_SECONDS)
         runs = [one for one in UsageFiles(self.root).read(None) if isinstance(one, RunUse)]
         assert len(runs) <= 1
         return runs[0] if runs else None
@@ -101,7 +100,7 @@ def test_a_lake_that_refuses_is_a_problem_of_the_background(
     held.time.record_request()
     held.holds(1000.0, 2)
     held.holds(1030.0, 2)
-    held.background.flush(SECONDS)
+    held.background.flush(HANG_SECONDS)
     (problem,) = held.background.problems()
     assert problem == "the held gang's GPU time was not written to the lake: the quota is exhausted"
 
@@ -120,7 +119,7 @@ def test_a_lake_that_refuses_for_hours_is_one_problem(
     held.time.record_request()
     for minute in range(5):
         held.holds(1000.0 + 60 * minute, 2)
-        held.background.flush(SECONDS)
+        held.background.flush(HANG_SECONDS)
     assert len(refused) > 2
     assert len(held.background.problems()) == 1
 

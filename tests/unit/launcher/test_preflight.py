@@ -17,7 +17,8 @@ from hopsgpu.packaging.python_env.builder import ensure_built
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.storage.lake import LakePath
-from tests.unit.containers import SECONDS, Container, container
+from tests.bounds import HANG_SECONDS
+from tests.unit.containers import Container, container
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_an_environment_is_unpacked_once_whoever_waits(
             waiting = asyncio.ensure_future(daemon.prepare(env, variables))
             await asyncio.sleep(0)
             waiting.cancel()
-        async with here.connect_daemon() as daemon, asyncio.timeout(SECONDS):
+        async with here.connect_daemon() as daemon, asyncio.timeout(HANG_SECONDS):
             homes = await asyncio.gather(*(daemon.prepare(env, variables) for _ in range(2)))
             assert [one.packages for one in homes] == [(str(home),)] * 2
             assert (home / "mine.py").exists()
@@ -67,7 +68,7 @@ def test_an_environment_is_unpacked_once_whoever_waits(
 
 def test_why_an_environment_cannot_be_unpacked_is_told(here: Container, env: PythonEnv) -> None:
     async def scenario() -> None:
-        async with here.connect_daemon() as daemon, asyncio.timeout(SECONDS):
+        async with here.connect_daemon() as daemon, asyncio.timeout(HANG_SECONDS):
             with pytest.raises(ConfigError, match="compiled for vax"):
                 await daemon.prepare(dataclasses.replace(env, machine="vax"), os.environ)
             with pytest.raises(OSError, match="SHA-256 mismatch"):

@@ -7,6 +7,7 @@ import time
 
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.monitoring.timed_sources import Source
+from tests.bounds import HANG_SECONDS
 
 
 def soon(seconds: float = 30.0) -> float:
@@ -48,7 +49,7 @@ def test_a_source_that_hangs_is_waited_for_no_longer_and_asked_no_second_time() 
 
     def hang() -> int:
         asked.append(1)
-        assert may_end.wait(30)
+        assert may_end.wait(HANG_SECONDS)
         return len(asked)
 
     for _ in range(3):

@@ -17,9 +17,8 @@ from hopsgpu.attempts.checkpoint_request import AgentMessage, Agreed, Checkpoint
 from hopsgpu.errors import ConfigError
 from hopsgpu.rank.checkpoint_agreement import ProposalWords, RankAgreement
 from hopsgpu.rank.context import VARIABLE, Context
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
-
-SECONDS = 60.0
 
 
 @pytest.fixture
@@ -98,10 +97,10 @@ def test_a_rank_at_the_step_waits_for_the_decision(
         agent.propose(step)
         # It accepts at the first step that it asks about, though that is a later one.
         answer = pool.submit(rank.is_agreed, step + 1)
-        assert until(lambda step=step: agent.answer(step) is not None, SECONDS)
+        assert until(lambda step=step: agent.answer(step) is not None)
         assert agent.answer(step) is True and not answer.done()
         (agent.commit if committed else agent.abort)(step)
-        assert answer.result(SECONDS) is committed
+        assert answer.result(HANG_SECONDS) is committed
         assert not rank.is_agreed(step + 2)
 
 
@@ -187,11 +186,11 @@ def test_ranks_that_are_not_in_step_answer_alike(tmp_path: Path, pool: ThreadPoo
         driver = SimulatedDriver(agents)
         agreed = [driver.request() for _ in range(4)]
         for agent in agents:
-            assert until(lambda agent=agent: (agent.last_asked_step or 0) > agreed[-1] + 3, SECONDS)
+            assert until(lambda agent=agent: (agent.last_asked_step or 0) > agreed[-1] + 3)
     finally:
         over.set()
     first_asked = [-(-step // 3) * 3 for step in agreed]
-    assert [one.result(SECONDS) for one in ranks] == [first_asked] * len(pauses)
+    assert [one.result(HANG_SECONDS) for one in ranks] == [first_asked] * len(pauses)
 
 
 def test_a_context_asks_by_its_ranks_file(

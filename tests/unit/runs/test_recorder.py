@@ -26,10 +26,10 @@ from hopsgpu.runs.run_details import RunDetails, packages, write
 from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.background import Background, Work
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.unit.records import record_of
 
-SECONDS = 30.0
 SHAPE = ExecutorShape(1, 1, 512, 4608)
 
 
@@ -88,7 +88,7 @@ def recorded(tmp_path: Path) -> Iterator[Recorded]:
     recorded = Recorded(tmp_path / "fit-1")
     yield recorded
     # So that no work goes on in the time of the next test.
-    recorded.background.flush(SECONDS)
+    recorded.background.flush(HANG_SECONDS)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_record_has_no_secrets(tmp_path: Path) -> None:
     spec = GangSpec("fit", env_vars={"API_TOKEN": "s3cret", "MODE": "fast"})
     recorded = Recorded(tmp_path / "fit-1", spec)
     recorded.recording.put("requested")
-    recorded.background.flush(SECONDS)
+    recorded.background.flush(HANG_SECONDS)
     record = parse(recorded.file.read_bytes())
     assert record.spec.env_vars == {"API_TOKEN": "(redacted)", "MODE": "fast"}
     assert record.environment.packages == packages()
@@ -114,13 +114,13 @@ def test_a_record_has_no_secrets(tmp_path: Path) -> None:
 def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
     attempt = Attempt()
     recorded.recording.put("requested")
-    recorded.background.flush(SECONDS)
+    recorded.background.flush(HANG_SECONDS)
     assert (recorded.told["state"], recorded.told["ranks"]) == ("requested", [])
     with recorded.recording.watching():
         recorded.board.state(GangState.WAITING)
-        assert until(lambda: recorded.told["state"] == "waiting", SECONDS)
+        assert until(lambda: recorded.told["state"] == "waiting")
         first = recorded.told["updated"]
-        assert until(lambda: recorded.told["updated"] > first, SECONDS)
+        assert until(lambda: recorded.told["updated"] > first)
         for state in (GangState.GRANTED, GangState.READY, GangState.STARTING, GangState.RUNNING):
             recorded.board.state(state)
         ranks = RankTable(assign_ranks([GangExecutor(0, "c0", "node1", "10.0.0.1", ())], 1))
@@ -128,15 +128,15 @@ def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
         ranks.record_start(0, 42)
         with recorded.recording.following(attempt):
             recorded.board.record_metrics([{"loss": 0.25}])
-            assert until(lambda: recorded.told.get("metrics") == [{"loss": 0.25}], SECONDS)
-            assert until(lambda: bool(attempt.brought), SECONDS)
-        recorded.background.flush(SECONDS)
+            assert until(lambda: recorded.told.get("metrics") == [{"loss": 0.25}])
+            assert until(lambda: bool(attempt.brought))
+        recorded.background.flush(HANG_SECONDS)
         brought = len(attempt.brought)
         assert recorded.told["ranks"][0] | {"pid": 42, "ended": False} == recorded.told["ranks"][0]
-        assert until(lambda: recorded.told["state"] == "running", SECONDS)
+        assert until(lambda: recorded.told["state"] == "running")
     recorded.board.state(GangState.RELEASING)
     recorded.recording.put("failed", "boom", EndReason.USER_ERROR)
-    recorded.background.flush(SECONDS)
+    recorded.background.flush(HANG_SECONDS)
     told = recorded.told
     assert (told["state"], told["error"], told["logs"]) == (
         "failed",
@@ -144,7 +144,7 @@ def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
         {"logs/rank-0.log": 5},
     )
     assert len(attempt.brought) == brought
-    assert until(lambda: not watch_threads(), SECONDS)
+    assert until(lambda: not watch_threads())
     assert recorded.told == told
     assert recorded.background.problems() == ()
 
@@ -155,9 +155,9 @@ def test_a_record_tells_why_the_run_waited_when_it_waits_no_longer(
     with recorded.recording.watching():
         for why in ("0 of 4 GPUs free", "2 of 4 GPUs free"):
             recorded.board.state(GangState.WAITING, why=why)
-            assert until(lambda why=why: recorded.told.get("waiting_for") == why, SECONDS)
+            assert until(lambda why=why: recorded.told.get("waiting_for") == why)
         recorded.board.state(GangState.GRANTED)
-        assert until(lambda: recorded.told["state"] == "granted", SECONDS)
+        assert until(lambda: recorded.told["state"] == "granted")
     waits = recorded.told["waits"]
     assert recorded.told["waiting_for"] == ""
     assert [wait["why"] for wait in waits] == ["0 of 4 GPUs free", "2 of 4 GPUs free"]
@@ -181,13 +181,13 @@ def test_a_run_that_is_short_has_its_first_and_last_record_and_no_logs_before_th
     for name in ("replace", "append", "exists", "stat", "create"):
         monkeypatch.setattr(LakePath, name, noting(name, getattr(LakePath, name)))
     # However long a short one takes here.
-    monkeypatch.setattr(recording_module, "_POLL_SECONDS", SECONDS)
+    monkeypatch.setattr(recording_module, "_POLL_SECONDS", HANG_SECONDS)
     recorded.recording.put("requested")
-    recorded.background.flush(SECONDS)
+    recorded.background.flush(HANG_SECONDS)
     with recorded.recording.watching(), recorded.recording.following(Attempt()):
         pass
     recorded.recording.put("succeeded")
-    recorded.background.flush(SECONDS)
+    recorded.background.flush(HANG_SECONDS)
     assert calls == ["replace", "replace"]
 
 
@@ -195,7 +195,7 @@ def test_a_wish_on_the_lake_cancels_the_run(recorded: Recorded, often: None) -> 
     with recorded.recording.watching():
         assert not recorded.cancelled.wait(0.1)
         (recorded.file.parent / "cancel").touch()
-        assert recorded.cancelled.wait(SECONDS)
+        assert recorded.cancelled.wait(HANG_SECONDS)
     assert recorded.background.problems() == ()
 
 
@@ -210,8 +210,8 @@ def test_a_lake_that_does_not_answer_when_asked_for_a_wish_ends_nothing(
 
     monkeypatch.setattr(LakePath, "exists", refuse)
     with recorded.recording.watching():
-        assert asked.acquire(timeout=SECONDS) and asked.acquire(timeout=SECONDS)
-    recorded.background.flush(SECONDS)
+        assert asked.acquire(timeout=HANG_SECONDS) and asked.acquire(timeout=HANG_SECONDS)
+    recorded.background.flush(HANG_SECONDS)
     assert not recorded.cancelled.is_set()
     assert recorded.background.problems() == ()
 
@@ -235,4 +235,4 @@ def test_logs_that_the_lake_cannot_take_at_once_have_their_turn(
 
     monkeypatch.setattr(recorded.background, "try_put", tight)
     with recorded.recording.watching(), recorded.recording.following(attempt):
-        assert until(lambda: set(attempt.brought) == set(attempt.urls), SECONDS)
+        assert until(lambda: set(attempt.brought) == set(attempt.urls))

@@ -17,6 +17,7 @@ from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.run import Run
 from hopsgpu.runs.status_board import GangBoard
+from tests.bounds import HANG_SECONDS
 
 
 def board() -> GangBoard:
@@ -33,7 +34,7 @@ def started(run_board: GangBoard, work: object, cancelled: threading.Event | Non
 def test_a_run_gives_its_result_or_its_error() -> None:
     result = GangResult("run-1", values=(4, 5))
     run = started(board(), lambda: result)
-    assert run.wait(30) and run.result() is result
+    assert run.wait(HANG_SECONDS) and run.result() is result
     assert run.result().value == 4
     assert GangResult("empty").value is None
 
@@ -91,7 +92,7 @@ def test_ctrl_c_cancels_first_and_then_interrupts() -> None:
 
     def work() -> GangResult:
         signal.raise_signal(signal.SIGINT)  # handled in the main thread, which waits
-        assert cancelled.wait(30)
+        assert cancelled.wait(HANG_SECONDS)
         ended.set()
         raise Cancelled("by hand")
 

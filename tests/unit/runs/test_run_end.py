@@ -25,6 +25,7 @@ from hopsgpu.runs.run_details import RunDetails
 from hopsgpu.runs.run_end import RunBody, failure_record, run_to_end
 from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.background import Background
+from tests.bounds import HANG_SECONDS
 
 
 class Fit(RunBody[GangResult]):
@@ -102,7 +103,7 @@ def test_who_does_not_wait_leaves_problems_to_the_owner_of_the_background_work(
 ) -> None:
     run = Fit(tmp_path / "fit-1", lambda: None)
     assert run_to_end(run, run.active, should_flush=False).warnings == ()
-    run.active.background.flush(30)
+    run.active.background.flush(HANG_SECONDS)
     assert run.active.background.problems() == ("MLflow is away",)
     assert run.record["state"] == "succeeded"
 

@@ -11,9 +11,8 @@ from hopsgpu.attempts.return_values import Value
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.background import Background
 from hopsgpu.storage.lake import LakePath
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
-
-SECONDS = 30.0
 
 
 def test_works_of_a_key_are_done_in_order_and_the_latest_replaces_those_that_wait() -> None:
@@ -23,15 +22,15 @@ def test_works_of_a_key_are_done_in_order_and_the_latest_replaces_those_that_wai
 
     def first() -> None:
         begun.set()
-        assert goes_on.wait(SECONDS)
+        assert goes_on.wait(HANG_SECONDS)
         done.append(0)
 
     background.put("a", first)
-    assert begun.wait(SECONDS)
+    assert begun.wait(HANG_SECONDS)
     for number in range(1, 20):
         background.put("a", functools.partial(done.append, number))
     goes_on.set()
-    background.flush(SECONDS)
+    background.flush(HANG_SECONDS)
     assert done == [0, 19]
     assert background.problems() == ()
 
@@ -40,15 +39,13 @@ def test_works_of_several_keys_are_done_at_once_by_threads_that_end() -> None:
     together = threading.Barrier(8)
     background = Background("records of this test")
     for number in range(8):
-        background.put(str(number), lambda: together.wait(SECONDS) and None)
-    background.flush(SECONDS)
+        background.put(str(number), lambda: together.wait(HANG_SECONDS) and None)
+    background.flush(HANG_SECONDS)
     assert background.problems() == ()
-    assert until(
-        lambda: not [t for t in threading.enumerate() if t.name == "records of this test"], SECONDS
-    )
+    assert until(lambda: not [t for t in threading.enumerate() if t.name == "records of this test"])
     done = threading.Event()
     background.put("again", done.set)
-    background.flush(SECONDS)
+    background.flush(HANG_SECONDS)
     assert done.is_set()
 
 
@@ -60,10 +57,10 @@ def test_what_goes_wrong_is_told_once_and_ends_nothing() -> None:
         raise StoreError("no room on the lake")
 
     background.put("a", refuse)
-    background.flush(SECONDS)
+    background.flush(HANG_SECONDS)
     background.put("b", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
     background.put("c", done.set)
-    background.flush(SECONDS)
+    background.flush(HANG_SECONDS)
     assert done.is_set()
     assert background.problems() == ("no room on the lake", "ZeroDivisionError: division by zero")
     assert background.problems() == ()
@@ -77,7 +74,7 @@ def test_a_lake_that_hangs_is_waited_for_so_long_and_told() -> None:
     goes_on.set()
     (problem,) = background.problems()
     assert problem == "not written to the lake within 0.05 s: the record"
-    background.flush(SECONDS)
+    background.flush(HANG_SECONDS)
     assert background.problems() == ()
 
 
@@ -88,22 +85,22 @@ def test_what_is_put_behind_others_is_done_after_them_and_no_others_wait_for_it(
 
     def slow() -> None:
         begun.set()
-        assert goes_on.wait(SECONDS)
+        assert goes_on.wait(HANG_SECONDS)
         done.append("running")
 
     background.put("a", slow)
-    assert begun.wait(SECONDS)
+    assert begun.wait(HANG_SECONDS)
     background.put("a", lambda: done.append("waiting"))
     background.put_after_all("b", lambda: done.append("behind"))
     background.put_after_all("c", lambda: done.append("behind that"))
     later = threading.Event()
     background.put("d", later.set)
-    assert later.wait(SECONDS) and done == []
+    assert later.wait(HANG_SECONDS) and done == []
     goes_on.set()
-    background.flush(SECONDS)
+    background.flush(HANG_SECONDS)
     assert done == ["running", "waiting", "behind", "behind that"]
     background.put_after_all("b", lambda: done.append("again"))
-    background.flush(SECONDS)
+    background.flush(HANG_SECONDS)
     assert done[-1] == "again" and background.problems() == ()
 
 
@@ -113,19 +110,19 @@ def test_what_is_offered_is_refused_while_much_waits_and_never_waits_itself() ->
     all_busy = threading.Barrier(33)
 
     def busy() -> None:
-        all_busy.wait(SECONDS)
-        goes_on.wait(SECONDS)
+        all_busy.wait(HANG_SECONDS)
+        goes_on.wait(HANG_SECONDS)
 
     for number in range(32):
         background.put(f"busy {number}", busy)
-    all_busy.wait(SECONDS)
+    all_busy.wait(HANG_SECONDS)
     taken = [background.try_put(str(n), functools.partial(done.append, n)) for n in range(100)]
     assert taken == [True] * 64 + [False] * 36
     # One that waits already is replaced, and something more important finds room.
     assert background.try_put("0", functools.partial(done.append, -1))
     background.put("record", functools.partial(done.append, 1000))
     goes_on.set()
-    background.flush(SECONDS)
+    background.flush(HANG_SECONDS)
     assert {-1, 1000} <= set(done) and 0 not in done
     assert len(done) == sum(taken) + 1
 

@@ -15,6 +15,7 @@ import pytest
 
 from hopsgpu.storage import bounded_calls
 from hopsgpu.storage.bounded_calls import BoundedCall, WorkerThreadPool
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
 
@@ -24,9 +25,9 @@ def run_in_pool(work: Callable[[], None]) -> None:
 
 
 def test_a_result_and_an_error_come_back() -> None:
-    assert BoundedCall("t", lambda: 7).result(30) == 7
+    assert BoundedCall("t", lambda: 7).result(HANG_SECONDS) == 7
     with pytest.raises(ZeroDivisionError):
-        BoundedCall("t", lambda: 1 // 0).result(30)
+        BoundedCall("t", lambda: 1 // 0).result(HANG_SECONDS)
 
 
 def test_what_hangs_is_left_and_can_be_asked_again() -> None:
@@ -35,7 +36,7 @@ def test_what_hangs_is_left_and_can_be_asked_again() -> None:
     with pytest.raises(TimeoutError):
         work.result(0.01)
     go.set()
-    assert work.result(30) is True
+    assert work.result(HANG_SECONDS) is True
 
 
 def test_threads_are_lent_again_and_to_one_at_a_time() -> None:
@@ -61,7 +62,7 @@ def test_a_thread_that_hangs_is_not_lent_again() -> None:
     with pool.borrow() as other:
         assert other.run(threading.current_thread, 30) is not thread
     go.set()
-    thread.join(30)
+    thread.join(HANG_SECONDS)
     assert not thread.is_alive()
 
 
@@ -81,11 +82,13 @@ def test_threads_end_when_nobody_has_them() -> None:
         thread = worker.run(threading.current_thread, 30)
     assert thread.is_alive()
     del pool, worker
-    thread.join(30)
+    thread.join(HANG_SECONDS)
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("ask", [lambda work: BoundedCall("t", work).result(30), run_in_pool])
+@pytest.mark.parametrize(
+    "ask", [lambda work: BoundedCall("t", work).result(HANG_SECONDS), run_in_pool]
+)
 def test_what_raised_is_let_go_of_at_once(ask: Callable[[Callable[[], None]], None]) -> None:
     class Connection:
         def fail(self) -> None:
@@ -99,7 +102,7 @@ def test_what_raised_is_let_go_of_at_once(ask: Callable[[Callable[[], None]], No
             ask(connection.fail)
         del connection
         # The thread that has done it may be at its end still.
-        assert until(lambda: seen() is None, 30)
+        assert until(lambda: seen() is None)
     finally:
         gc.enable()
 
@@ -118,7 +121,7 @@ def test_a_thread_that_nobody_needs_ends_and_one_that_is_lent_does_not(
         lent.join(0.2)
         assert lent.is_alive()
         assert worker.run(lambda: 1, 30) == 1
-    lent.join(30)
+    lent.join(HANG_SECONDS)
     assert not lent.is_alive()
     with pool.borrow() as other:
         assert other is not worker
@@ -164,5 +167,5 @@ def test_a_process_that_ends_waits_for_calls_for_a_while_and_begins_none_of_daem
     bound: str, takes: str, said: list[str]
 ) -> None:
     command = [sys.executable, "-c", textwrap.dedent(ENDING), bound, takes]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     assert (ran.returncode, ran.stdout.splitlines()) == (0, said), ran.stderr

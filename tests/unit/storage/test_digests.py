@@ -18,6 +18,7 @@ from hopsgpu.storage.filesystem import BLOCK
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local import Local
 from hopsgpu.storage.transfer import upload_files
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
 SIZE = 5 * BLOCK + 1
@@ -47,11 +48,11 @@ def held_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def slow(*given: Any) -> int:
         begun.set()
-        go.wait(30)
+        go.wait(HANG_SECONDS)
         return read(*given)
 
     def release() -> None:
-        assert begun.wait(30)
+        assert begun.wait(HANG_SECONDS)
         threading.Timer(0.1, go.set).start()
 
     monkeypatch.setattr(os, "preadv", slow)
@@ -81,7 +82,7 @@ def test_a_large_file_is_known_while_its_last_part_is_on_its_way(source: Path) -
         next(blocks)
         assert told == []
     next(blocks)  # of what is read ahead the first
-    assert until(lambda: told == [facts_of(source.read_bytes())], 30)
+    assert until(lambda: told == [facts_of(source.read_bytes())])
     assert len(list(blocks)) == 1
 
 
@@ -91,7 +92,7 @@ def test_what_is_changed_after_it_was_told_is_seen(source: Path) -> None:
     blocks = reading.blocks()
     for _ in range(5):
         next(blocks)
-    assert until(lambda: len(told) == 1, 30)
+    assert until(lambda: len(told) == 1)
     with source.open("r+b") as file:
         file.seek(SIZE - 1)
         file.write(bytes([source.read_bytes()[-1] ^ 1]))

@@ -13,9 +13,8 @@ import pytest
 
 from hopsgpu.storage.bounded_calls import WorkerThread
 from hopsgpu.storage.hdfs import Hdfs
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
-
-SECONDS = 30
 
 
 class Writer:
@@ -28,7 +27,7 @@ class Writer:
 
     def write(self, block: bytes) -> None:
         self.begun.set()
-        assert self.go.wait(SECONDS)
+        assert self.go.wait(HANG_SECONDS)
         self.done.append(block)
 
     def close(self) -> None:
@@ -90,7 +89,7 @@ def test_a_write_that_hangs_is_given_up_and_nothing_follows_it(
     with contextlib.closing(blocks()) as given, pytest.raises(OSError, match="no answer in 0 s"):
         hdfs.write("/file", given, should_replace=True)
     writer.go.set()
-    threads[0].join(SECONDS)
+    threads[0].join(HANG_SECONDS)
     assert not threads[0].is_alive()
     assert writer.done == [b"first"]
 
@@ -113,7 +112,7 @@ def test_what_was_given_up_keeps_nothing(
             hdfs.write("/file", blocks, should_replace=True)
         del blocks
         writer.go.set()
-        assert until(lambda: seen() is None, SECONDS)
+        assert until(lambda: seen() is None)
     finally:
         gc.enable()
 
@@ -141,7 +140,7 @@ def test_after_an_interrupt_nothing_is_on_its_way(
     def interrupted(thread: WorkerThread, seconds: float) -> Any:
         asked.append(seconds)
         if len(asked) == 2:  # the first was for the writer
-            assert writer.begun.wait(SECONDS)
+            assert writer.begun.wait(HANG_SECONDS)
             threading.Timer(0.1, writer.go.set).start()
             raise KeyboardInterrupt
         return next_result(thread, seconds)

@@ -10,6 +10,7 @@ import pytest
 
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.timed_reads import TimedRead
+from tests.bounds import HANG_SECONDS
 
 
 def failing(error: Exception) -> int:
@@ -43,7 +44,7 @@ def test_what_a_read_raises_is_a_problem_in_words(
 
 def test_a_read_goes_on_when_nobody_waits_any_more() -> None:
     may_end = threading.Event()
-    read = TimedRead("YARN", lambda: may_end.wait(30))
+    read = TimedRead("YARN", lambda: may_end.wait(HANG_SECONDS))
     assert read.answer(time.monotonic() + 0.05) is None
     assert not read.is_done and read.seconds_waited >= 0.05
 

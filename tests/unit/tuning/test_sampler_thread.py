@@ -30,8 +30,8 @@ from hopsgpu.tuning.sampler_thread import (
     open_study,
     record_code,
 )
+from tests.bounds import HANG_SECONDS
 
-SECONDS = 20.0
 FLOAT = optuna.distributions.FloatDistribution
 INT = optuna.distributions.IntDistribution
 CHOICE = optuna.distributions.CategoricalDistribution
@@ -54,7 +54,7 @@ class Session:
     def news(self, count: int) -> list[News]:
         found: list[News] = []
         while len(found) < count:
-            assert self.woken.wait(SECONDS), found
+            assert self.woken.wait(HANG_SECONDS), found
             self.woken.clear()
             found += self.thread.take_news()
         return found
@@ -66,7 +66,7 @@ class Session:
         return [one for one in news if isinstance(one, Proposed)]
 
     def close(self) -> None:
-        assert self.thread.close(SECONDS)
+        assert self.thread.close(HANG_SECONDS)
         self.journal.follow()
 
 
@@ -80,7 +80,7 @@ def open_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
 
     yield make
     for one in sessions:
-        one.thread.close(SECONDS)
+        one.thread.close(HANG_SECONDS)
 
 
 def test_it_proposes_ahead_and_is_told(open_session: Callable[..., Session]) -> None:

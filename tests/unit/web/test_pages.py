@@ -19,6 +19,7 @@ from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.core.queue_policy import Bound, QueueSnapshot, Ticket, queue_tag
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.cluster_gpus import ClusterGpus
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.unit.cli.test_gpus import FOUND
 from tests.unit.records import DATA, put_run
@@ -428,7 +429,7 @@ def test_one_source_that_hangs_keeps_no_other_page_away(root: Path) -> None:
     hangs = threading.Event()
 
     def hanging() -> ClusterGpus:
-        hangs.wait(60)
+        hangs.wait(HANG_SECONDS)
         return FOUND
 
     put_run(root, RUN)
@@ -439,4 +440,4 @@ def test_one_source_that_hangs_keeps_no_other_page_away(root: Path) -> None:
             assert RUN in page(client, "/runs") and "No model" in page(client, "/models")
         finally:
             hangs.set()
-        assert until(lambda: "application_1_0001" in page(client, "/"), 30)
+        assert until(lambda: "application_1_0001" in page(client, "/"))

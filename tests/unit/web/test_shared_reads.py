@@ -12,6 +12,7 @@ import pytest
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.timed_reads import ReadResult
 from hopsgpu.web.shared_reads import SharedReads
+from tests.bounds import HANG_SECONDS
 
 
 class Clock:
@@ -35,7 +36,7 @@ def test_those_who_ask_at_the_same_time_share_a_call(gate: threading.Event) -> N
 
     def read() -> int:
         calls.append(1)
-        gate.wait(30)
+        gate.wait(HANG_SECONDS)
         return 7
 
     async def ask() -> list[ReadResult[int]]:
@@ -72,7 +73,10 @@ def test_a_result_is_fresh_for_a_while_and_forgotten_on_demand() -> None:
 def test_who_waits_too_long_gets_what_is_known_and_the_call_goes_on(gate: threading.Event) -> None:
     clock = Clock()
     reads = SharedReads("YARN", 0.05, clock=clock)
-    results: list[Callable[[], str]] = [lambda: "old", lambda: str(gate.wait(30) and "new")]
+    results: list[Callable[[], str]] = [
+        lambda: "old",
+        lambda: str(gate.wait(HANG_SECONDS) and "new"),
+    ]
 
     async def ask() -> list[ReadResult[str]]:
         def read() -> str:
@@ -104,9 +108,9 @@ def test_only_the_first_who_asks_a_silent_source_waits(gate: threading.Event) ->
 
     async def ask() -> ReadResult[bool]:
         with contextlib.suppress(TimeoutError):  # a browser that is closed
-            await asyncio.wait_for(reads.get("a", lambda: gate.wait(60)), 0.05)
+            await asyncio.wait_for(reads.get("a", lambda: gate.wait(HANG_SECONDS)), 0.05)
         clock.now += 1000
-        answer = await reads.get("a", lambda: gate.wait(60))
+        answer = await reads.get("a", lambda: gate.wait(HANG_SECONDS))
         gate.set()
         return answer
 
@@ -118,7 +122,7 @@ def test_only_so_many_calls_hang_at_a_time(gate: threading.Event) -> None:
 
     async def ask() -> list[ReadResult[bool]]:
         def read() -> bool:
-            return gate.wait(30)
+            return gate.wait(HANG_SECONDS)
 
         found = [await reads.get(key, read) for key in range(4)]
         gate.set()

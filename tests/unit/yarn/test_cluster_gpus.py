@@ -28,6 +28,7 @@ from hopsgpu.yarn.node_manager import Devices, NodeAnswers, NodeGpu, NodeManager
 from hopsgpu.yarn.resources import NOTHING, Amount
 from hopsgpu.yarn.shortage import obtainable, shortage
 from hopsgpu.yarn.snapshot import Node, Overview, Queue, Snapshot, User
+from tests.bounds import HANG_SECONDS
 from tests.unit.rest import Daemon, serving
 from tests.unit.yarn.test_capacity import Recorded, yarn_answers
 
@@ -414,7 +415,7 @@ def test_node_managers_are_asked_at_once_and_one_that_hangs_holds_up_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hopsgpu.yarn.node_manager._SECONDS", (5.0, 5.0))
-    met, release = threading.Barrier(2, timeout=20), threading.Event()
+    met, release = threading.Barrier(2, timeout=HANG_SECONDS), threading.Event()
 
     def together() -> object:
         met.wait()
@@ -423,7 +424,7 @@ def test_node_managers_are_asked_at_once_and_one_that_hangs_holds_up_nobody(
     with (
         serving({RESOURCES: together}) as first,
         serving({RESOURCES: together}) as second,
-        serving({RESOURCES: lambda: release.wait(30)}) as hung,
+        serving({RESOURCES: lambda: release.wait(HANG_SECONDS)}) as hung,
         serving({RESOURCES: [1]}) as odd,
         serving(
             {

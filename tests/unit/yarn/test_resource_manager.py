@@ -22,6 +22,7 @@ from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import Amount
 from hopsgpu.yarn.rest_client import NoAnswer, NotUnderstood, get_json
 from hopsgpu.yarn.snapshot import Node
+from tests.bounds import HANG_SECONDS
 from tests.private_certificate import private_certificate
 from tests.unit.rest import Daemon, serving
 from tests.unit.yarn.test_capacity import yarn_answers
@@ -155,7 +156,7 @@ def test_a_name_that_nobody_knows() -> None:
 def test_an_answer_that_does_not_come() -> None:
     release = threading.Event()
     try:
-        with serving({"/x": lambda: release.wait(30) and {}}) as daemon:
+        with serving({"/x": lambda: release.wait(HANG_SECONDS) and {}}) as daemon:
             with pytest.raises(NoAnswer, match="^timed out$"):
                 get_json(f"{daemon.url}/x", (1.0, 0.2))
             release.set()
