@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.simulation.gang_queue import Place, SimulatedQueue
 from benchmarks.simulation.world import Held, Record, World
-from hopsgpu.core.gang import PART_SECONDS
 from hopsgpu.core.queue_policy import Offer, queue_tag
 from hopsgpu.launcher.elastic_policy import (
     ElasticDecision,
@@ -60,9 +59,6 @@ class ElasticGang:
         self._starting: dict[int, Held] = {}
         self._here: dict[int, Held] = {}
         self._place: Place | None = None
-        self._has_turn = False
-        self._asked_executors = 0
-        self._asked_since = 0.0
         self._training_since: float | None = None
         # What was to happen to earlier worlds, or at earlier polls, does not count any more.
         self._world_number = self._poll_number = 0
@@ -142,8 +138,7 @@ class ElasticGang:
         """Ask for what is missing, as `ElasticJobAllocator.want` has the lease's thread do it."""
         missing = wanted - self._count
         if missing <= 0:
-            if self._place is not None and not self._has_turn:
-                self._leave()
+            self._leave()
             return
         if self._place is not None:
             return
@@ -165,44 +160,25 @@ class ElasticGang:
         if place is not None:
             self._queue.leave(place)
 
-    def _take(self, probe: bool) -> None:
+    def _take(self) -> None:
+        """Take what YARN grants of the executors that are missing, as many as fit."""
         assert self._place is not None, "it had a place"
-        self._has_turn = True
         least, queue = self._place.ticket.executors, self._record.job.cluster
         most = max(self._wanted - self._count, least)
-        self._asked_executors = self._world.cluster.room(self._container, least, most, queue)
-        self._asked_since = self._clock.now
-        self._clock.after(PART_SECONDS, self._give_up)
-        self._ask()
-
-    def _ask(self) -> None:
-        """Take what YARN grants of the executors that were asked for."""
-        assert self._place is not None, "it has the turn"
-        granted = self._world.grant(self._record, self._container, self._asked_executors)
+        count = self._world.cluster.room(self._container, least, most, queue)
+        granted = self._world.grant(self._record, self._container, count)
+        if len(granted) < count:
+            raise RuntimeError(f"{len(granted)} of {count} executors that fit granted")
         for held in granted:
             key = next(self._keys)
             self._starting[key] = held
             self._clock.after(self._world.costs.start, self._arrives(key))
-        self._asked_executors -= len(granted)
         if self._record.granted is None and self._count >= self._terms.min_executors:
             self._record.granted = self._clock.now
             if self._record.size_free is None:
                 self._record.size_free = self._record.waited
-        whole = not self._asked_executors
-        self._queue.took(self._place, whole, self._ask)
-        if whole:
-            self._has_turn = False
-            self._place = None
-        elif granted:
-            self._asked_since = self._clock.now
-            self._clock.after(PART_SECONDS, self._give_up)
-
-    def _give_up(self) -> None:
-        """Let others go first if YARN has granted nothing for too long."""
-        if self._has_turn and self._clock.now - self._asked_since >= PART_SECONDS:
-            self._has_turn = False
-            self._leave()
-            self._step()
+        self._queue.took(self._place)
+        self._place = None
 
     def _arrives(self, key: int) -> Callable[[], None]:
         def arrive() -> None:
@@ -212,7 +188,7 @@ class ElasticGang:
             self._here[key] = held
             self._policy.add_executor(key, held.placed.host, self._clock.now)
             self._policy.record_warm(key, self._clock.now)
-            place = None if self._has_turn else self._place
+            place = self._place
             is_able = len(self._here) >= self._terms.min_executors
             if place is not None and not place.ticket.is_growth and is_able:
                 # Further executors are asked for behind all gangs.
@@ -284,7 +260,6 @@ class ElasticGang:
         self._over = True
         self._record.ended = self._clock.now
         self._leave()
-        self._has_turn = False
         held = [*self._here.values(), *self._starting.values()]
         self._here, self._starting = {}, {}
         gone = Offer(self._id, 0, self._container.gpus, 0, "", "simulated", "replay")

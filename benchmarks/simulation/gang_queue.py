@@ -1,8 +1,8 @@
 """hopsgpu's queue of gangs, driven by a simulated clock, and gangs of one size in it.
 
-Whose turn it is, who may pass whom, when a gang that does not fit asks all the same, when a part is
-given back, and what elastic gangs give are decided by `hopsgpu.core`; here is only what would be
-done by files on the lake and by YARN.
+Whose turn it is, who may pass whom and what elastic gangs give are decided by `hopsgpu.core`; here
+is only what would be done by files on the lake and by YARN. Nobody else requests GPUs, and YARN
+does not preempt, so a gang asks only if it fits, and is granted all at once.
 """
 
 from __future__ import annotations
@@ -16,19 +16,11 @@ from typing import overload
 
 from benchmarks.simulation.world import Held, Record, World, unhindered_wait
 from hopsgpu.backends.spark.fit import containers_of
-from hopsgpu.core.gang import (
-    PART_SECONDS,
-    AcquisitionProgress,
-    Verdict,
-    backoff_seconds,
-    decide_acquire,
-)
 from hopsgpu.core.queue_policy import (
     RENEW_SECONDS,
     Bound,
     Candidate,
     Offer,
-    Probes,
     QueueSnapshot,
     Ticket,
     count_passes,
@@ -53,11 +45,10 @@ class Place:
         container: what each executor asks of YARN.
         executors: number of executors that it asks for together.
         is_growth: whether it is behind all gangs.
-        take: is called when the gang has the turn, with whether it is a probe.
+        take: is called when the gang has the turn.
 
     Attributes:
         ticket: its ticket.
-        probes: when it asks although it does not seem to fit; from its first time in the queue on.
         record: the job, if its size-free wait is to be found out.
     """
 
@@ -66,7 +57,7 @@ class Place:
         queue: str,
         container: Amount,
         executors: int,
-        take: Callable[[bool], None],
+        take: Callable[[], None],
         *,
         is_growth: bool = False,
         record: Record | None = None,
@@ -75,9 +66,6 @@ class Place:
         self.container = container
         self.take = take
         self.record = record
-        self.probes = Probes(float("inf"))
-        # Until it is seen to be first.
-        self.wakes = 0.0
         self.before: QueueSnapshot | None = None
         self.queues = (queue_tag(f"root.{queue}"), queue_tag("root"))
         self.ticket = Ticket(
@@ -159,14 +147,12 @@ class SimulatedQueue:
         # Gangs of several GPUs whose size-free wait is not known yet, by queue.
         self._shadows: dict[str, list[Place]] = defaultdict(list)
         self._offers: dict[str, tuple[Offer, str, Callable[[int], None]]] = {}
-        self.on_free: Callable[[], None] | None = None
 
     def join(self, place: Place) -> None:
         """Put a gang into the queue, or back at the place where it was."""
         if not place.ticket.id:
             filed, number = int(1000 * self._world.clock.now), next(self._numbers)
             place.ticket = dataclasses.replace(place.ticket, filed=filed, id=f"{number:08x}")
-            place.probes = Probes(self._world.clock.now)
             if place.record is not None:
                 # Without limits of queues all of them wait for the same.
                 name = place.queue if self._cluster.has_queue_limits else ""
@@ -177,14 +163,10 @@ class SimulatedQueue:
         self._standing.insert(index, (place.ticket, place.queue))
         insort(self._kinds[place.kind], place, key=_order)
         self._snapshot = None
-        place.probes.record_poll(self._world.clock.now, is_behind=self._places[0] is not place)
         self.changed()
 
     def leave(self, place: Place) -> None:
         """Take a gang out of the queue."""
-        if place is self._asking:
-            self.give_back()
-            return
         for places in (self._places, self._kinds[place.kind]):
             index = bisect_left(places, _order(place), key=_order)
             if index < len(places) and places[index] is place:
@@ -196,14 +178,12 @@ class SimulatedQueue:
 
     def give_back(self) -> None:
         """Give the turn back."""
-        self._asking = self.on_free = None
+        self._asking = None
         self._generation += 1
         self.changed()
 
     def changed(self) -> None:
         """Have gangs look at the queue, because it or the cluster has changed."""
-        if self.on_free is not None:
-            self.on_free()
         if not self._will_look and self._places:
             self._will_look = True
             self._world.clock.after(self._world.costs.look, self._poll_queue)
@@ -217,35 +197,17 @@ class SimulatedQueue:
         if self._asking is not None:
             # No gang takes a turn that another one has.
             return
-        now = self._world.clock.now
         for place in self._firsts():
             self._see_bound(place)
-            fits = place.ticket.bound is Bound.NONE
-            if not fits and place is not self._places[0] and not self._cluster.has_queue_limits:
-                # It cannot pass those ahead.
-                place.probes.record_poll(now, is_behind=True)
+            if place.ticket.bound is not Bound.NONE:
                 continue
-            probe = place.probes.is_due(place.ticket.bound, now)
             view = self._view()
-            turn = decide_turn(place.own, view, self._cluster.node_gpus, probe)
-            self._note_place(place, turn.is_behind)
-            if turn.may_take and (fits or place.probes.is_due(place.ticket.bound, now)):
+            if decide_turn(place.own, view, self._cluster.node_gpus, is_probe=False).may_take:
                 self.leave(place)
                 place.ticket = dataclasses.replace(place.ticket, turns=place.ticket.turns + 1)
                 self._generation, self._asking = view.next_generation, place
-                if probe:
-                    place.probes.record_probe(now)
-                place.take(probe)
+                place.take()
                 return
-
-    def _note_place(self, place: Place, is_behind: bool | None) -> None:
-        """Record whether a gang is behind others."""
-        now = self._world.clock.now
-        place.probes.record_poll(now, is_behind=is_behind)
-        waits = not is_behind and place.ticket.bound is not Bound.NONE
-        if waits and place.wakes < place.probes.next:
-            place.wakes = place.probes.next
-            self._world.clock.at(place.wakes, self.changed)
 
     def _firsts(self) -> list[Place]:
         """Return the first place of each kind, in order.
@@ -339,18 +301,8 @@ class SimulatedQueue:
                 given[first.id] = split_among_offers(first, offers, free)
             asked(given[first.id].get(offer.id, 0))
 
-    def took(self, place: Place, whole: bool, on_free: Callable[[], None]) -> None:
-        """Record what YARN granted to the gang that has the turn.
-
-        Args:
-            place: the gang's.
-            whole: whether that is all: the turn is passed on.
-            on_free: is called when GPUs have become free, as long as the gang has the turn.
-        """
-        if not whole:
-            self.on_free = on_free
-            return
-        self.on_free = None
+    def took(self, place: Place) -> None:
+        """Record that YARN granted everything to the gang that has the turn, which passes it on."""
         self._world.clock.after(self._world.costs.turn, lambda: self._passed_on(place))
 
     def _passed_on(self, place: Place) -> None:
@@ -403,8 +355,6 @@ class FixedGang:
         self._container = container
         self._executors = executors
         self._held: list[Held] = []
-        self._is_asking = False
-        self._since = 0.0
         job = record.job
         self._place = Place(
             job.cluster, container, executors, self._take, record=record if job.gpus > 1 else None
@@ -423,54 +373,14 @@ class FixedGang:
             )
         self._queue.join(self._place)
 
-    def _take(self, probe: bool) -> None:
-        self._is_asking = True
-        self._since = self._world.clock.now
-        self._world.clock.after(PART_SECONDS, self._check)
-        self._ask()
-
-    def _ask(self) -> None:
-        """Take what YARN grants of the missing executors."""
-        world = self._world
-        missing = self._executors - len(self._held)
-        granted = world.grant(self._record, self._container, missing)
-        self._held += granted
-        if granted and len(self._held) < self._executors:
-            self._since = world.clock.now
-            world.clock.after(PART_SECONDS, self._check)
-        whole = len(self._held) == self._executors
-        self._queue.took(self._place, whole, self._ask)
-        if whole:
-            self._start()
-
-    def _check(self) -> None:
-        """Go on waiting for the missing executors, or give back what is there."""
-        if not self._is_asking:
-            return
-        granted = len(self._held)
-        verdict = decide_acquire(
-            AcquisitionProgress(granted=granted, since=self._since),
-            wanted=self._executors,
-            deadline=None,
-            now=self._world.clock.now,
-        )
-        if verdict is not Verdict.GIVE_BACK:
-            return
-        world, held = self._world, self._held
-        now = world.clock.now
-        self._record.lost["a part"] += sum(
-            one.placed.gpus * (now - one.since + world.costs.release) for one in held
-        )
-        world.release(held, world.costs.release)
-        self._held, self._is_asking = [], False
-        self._record.given_back += 1
-        self._queue.on_free = None
-        wait = backoff_seconds(self._record.given_back, world.chance.random())
-        world.clock.after(world.costs.release, self._queue.give_back)
-        world.clock.after(world.costs.release + wait, self.submit)
+    def _take(self) -> None:
+        self._held = self._world.grant(self._record, self._container, self._executors)
+        if len(self._held) < self._executors:
+            raise RuntimeError(f"{len(self._held)} of {self._executors} executors that fit granted")
+        self._queue.took(self._place)
+        self._start()
 
     def _start(self) -> None:
-        self._is_asking = False
         record, world = self._record, self._world
         clock, costs = world.clock, world.costs
         record.granted = clock.now
@@ -478,9 +388,6 @@ class FixedGang:
             record.size_free = record.waited
         gpus, seconds = record.job.gpus, record.job.seconds
         record.lost["start"] += gpus * costs.start
-        record.lost["a part"] += sum(
-            one.placed.gpus * (clock.now - one.since) for one in self._held
-        )
         for one in self._held:
             one.until = clock.now + costs.start + seconds + costs.release
         clock.after(costs.start + seconds, self._return)

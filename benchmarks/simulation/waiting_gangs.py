@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from benchmarks.simulation.name_node import NameNode
 from benchmarks.simulation.world import Clock
-from hopsgpu.core.queue_policy import POLL_JITTER, Bound, Probes, poll_seconds, queue_tag
+from hopsgpu.core.queue_policy import POLL_JITTER, Bound, poll_seconds, queue_tag
 from hopsgpu.yarn.gang_queue import QueueMember
 
 # A time since the epoch, at which the simulation begins.
@@ -81,7 +81,6 @@ class _Gang:
         self.queue = queue
         self.place = place
         self.is_alive = True
-        self.probes = Probes(0.0)
 
     @property
     def gpus(self) -> int:
@@ -146,44 +145,31 @@ class _Simulation:
             clock=lambda: self._clock.now,
         )
         gang = _Gang(self._number, executors, queue, place)
-        gang.probes = Probes(self._clock.now)
         self._gangs.append(gang)
         self._look(gang)
 
     def _look(self, gang: _Gang) -> None:
         if not gang.is_alive:
             return
-        now = self._clock.now
         self.looks += 1
         bound = Bound.NONE if gang.gpus <= self._free else Bound.CLUSTER
         queue = queue_tag(gang.queue or "root.open")
         if gang.queue:
             bound = Bound.QUEUE
-        probe = gang.probes.is_due(bound, now)
-        turn = gang.place.request_turn(bound, queue, (queue, _ROOT), [_NODE_GPUS] * _NODES, probe)
-        gang.probes.record_poll(now, is_behind=turn.is_behind)
+        turn = gang.place.request_turn(bound, queue, (queue, _ROOT), [_NODE_GPUS] * _NODES, False)
         if turn.may_take:
-            self._take(gang, probe)
+            self._take(gang)
             return
         is_spread = self._random.uniform(1.0 - POLL_JITTER, 1.0 + POLL_JITTER)
         pause = poll_seconds(gang.place.rank) * is_spread
         self._clock.after(pause, lambda: self._look(gang))
 
-    def _take(self, gang: _Gang, probe: bool) -> None:
-        if gang.gpus > self._free or gang.queue:
-            # YARN grants nothing.
-            gang.probes.record_probe(self._clock.now)
-            self._clock.after(_TURN_SECONDS, lambda: self._give_back(gang))
-            return
+    def _take(self, gang: _Gang) -> None:
         self._free -= gang.gpus
         if self._freed is not None:
             self.delays.append(self._clock.now - self._freed)
             self._freed = None
         self._clock.after(_TURN_SECONDS, lambda: self._leave(gang))
-
-    def _give_back(self, gang: _Gang) -> None:
-        gang.place.give_back_turn()
-        self._look(gang)
 
     def _leave(self, gang: _Gang) -> None:
         gang.place.leave()

@@ -96,7 +96,6 @@ class Record:
         trained: GPU seconds of training, without what was repeated.
         in_window: GPU seconds held within the window of interest.
         lost: GPU seconds held without training, by reason.
-        given_back: how often it asked in vain, and gave back what it had.
     """
 
     job: Job
@@ -108,7 +107,6 @@ class Record:
     trained: float = 0.0
     in_window: float = 0.0
     lost: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    given_back: int = 0
 
     @property
     def waited(self) -> float | None:

@@ -190,6 +190,11 @@ class GangApplication(ABC):
         return self._is_on("elastic.give_way", default=True)
 
     @property
+    def should_request_without_room(self) -> bool:
+        """Return whether gangs that do not fit request executors anyway, from time to time."""
+        return self._is_on("request_without_room", default=False)
+
+    @property
     def gpu_idle_warning(self) -> float | None:
         """Return after how many idle seconds of GPUs a warning follows; None for no warning."""
         value = self.option("idle_warning") or WARNING_SECONDS
@@ -216,7 +221,7 @@ class GangApplication(ABC):
         """
         _ = self.ports, self.heartbeat, self.should_retry_user_errors, self.markers
         _ = self.should_keep_data, self.log_level, self.elastic_interval, self.should_give_way
-        _ = self.gpu_idle_warning, self.gpu_idle_timeout
+        _ = self.gpu_idle_warning, self.gpu_idle_timeout, self.should_request_without_room
 
     def error_text(self, error: BaseException) -> str:
         """Return the text that a record shows for the error that ended a run; never raise."""

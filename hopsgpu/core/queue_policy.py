@@ -48,8 +48,8 @@ _FIRST_RANKS = 4
 _MAX_TTL_SECONDS = 300.0
 # Number of times that later gangs that fit beside a gang may pass it.
 MAX_PASSES = 3
-# A gang that does not seem to fit asks anyway after this time, and then less and less often:
-# YARN preempts, and clusters grow, only for pending requests.
+# A gang that does not fit asks after this time where that can help, and then less and less often:
+# until then, elastic gangs may give way without losing training, and running gangs may end.
 _PROBE_SECONDS = 30.0
 _MAX_PROBE_SECONDS = 600.0
 
@@ -395,7 +395,7 @@ class Candidate:
 
 
 class Probes:
-    """Decides when a gang asks YARN although it does not seem to fit.
+    """Decides when a gang asks YARN although it does not fit, where that can help.
 
     No other gang can ask during a probe. So only a gang that has been first for a while probes: if
     each gang behind probed too, gangs that fit could never ask.
@@ -410,8 +410,8 @@ class Probes:
     def next(self) -> float:
         return self._next
 
-    def is_due(self, bound: Bound, now: float) -> bool:
-        return bound is not Bound.NONE and now >= self._next
+    def is_due(self, now: float) -> bool:
+        return now >= self._next
 
     def record_poll(self, now: float, *, is_behind: bool | None) -> None:
         """Record the `TurnDecision.is_behind` of a poll.
@@ -441,8 +441,8 @@ def decide_turn(
 
     Args:
         node_gpus: number of all GPUs of each node, used or not.
-        is_probe: whether to ask although the gang does not seem to fit, because YARN may preempt
-            others, or the cluster may grow.
+        is_probe: whether to ask although the gang does not fit, because YARN may preempt others or
+            add nodes for it.
     """
     if queue.turn_holder is not None:
         reason = f"another gang's turn: {queue.turn_holder} asks YARN for its executors"

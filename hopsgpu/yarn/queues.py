@@ -1,10 +1,11 @@
-"""YARN's queues by name: a queue with its parents, and whether a queue takes applications."""
+"""YARN's queues: one with its parents, what others can lose to it, what takes applications."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from hopsgpu.errors import CapacityError, HopsGpuError
+from hopsgpu.yarn.resources import NOTHING, Amount, total
 from hopsgpu.yarn.snapshot import Queue
 
 
@@ -27,6 +28,16 @@ def chain_of(queues: Sequence[Queue], name: str) -> tuple[Queue, ...]:
     parts = matches[0].path.split(".")
     paths = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return tuple(by_path[path] for path in paths if path in by_path)
+
+
+def preemptable_amount(queues: Sequence[Queue], path: str) -> Amount:
+    """Return what YARN may take from other leaf queues for one: what they have above their shares.
+
+    Args:
+        path: path of the one queue.
+    """
+    others = (q for q in queues if q.is_leaf and q.is_preemptable and q.path != path)
+    return total((queue.used - queue.share).max_with(NOTHING) for queue in others)
 
 
 def _find_queues(queues: Sequence[Queue], name: str) -> list[Queue]:

@@ -18,9 +18,10 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.kerberos import has_keytab
 from hopsgpu.yarn.answer_lists import FieldTrail
 from hopsgpu.yarn.application_state import ENDED, ApplicationState, application_state_of
-from hopsgpu.yarn.queues import chain_of
-from hopsgpu.yarn.resources import amount_of, total
+from hopsgpu.yarn.queues import chain_of, preemptable_amount
+from hopsgpu.yarn.resources import NOTHING, Amount, amount_of, total
 from hopsgpu.yarn.rest_answers import (
+    FAIR_PREEMPTION,
     INCREMENTS,
     MINIMUMS,
     Containers,
@@ -125,6 +126,10 @@ def _web_address(
     return f"{host}:{8090 if secure else 8088}" if host else None
 
 
+def _is_fair(scheduler: Any) -> bool:
+    return bool(scheduler["scheduler"]["schedulerInfo"]["type"] == "fairScheduler")
+
+
 def _check_form(
     read: Callable[Concatenate[ResourceManager, P], T],
 ) -> Callable[Concatenate[ResourceManager, P], T]:
@@ -149,6 +154,7 @@ class ResourceManager:
         self.addresses = addresses
         self._seconds = seconds
         self._rounding_cache: Rounding | None = None
+        self._fair_preemption: bool | None = None
         # Address of the active one of several. It is asked first, so that requests do not wait for
         # a host that is down.
         self._active_address: str | None = None
@@ -226,7 +232,8 @@ class ResourceManager:
             lambda: self._shared_partitions(nodes, label),
             frozenset(),
         )
-        chain = chain_of(queues_of(scheduler, label, nodes), app["queue"])
+        queues = queues_of(scheduler, label, nodes)
+        chain = chain_of(queues, app["queue"])
         containers: Mapping[str, Containers] = self._optional(
             problems,
             "the containers of applications that do not report their GPUs",
@@ -250,6 +257,7 @@ class ResourceManager:
             application_id=application_id,
             applications=applications,
             master=master,
+            preemptable=self._preemptable(scheduler, queues, chain[0]),
             problems=tuple(problems),
         )
 
@@ -365,12 +373,21 @@ class ResourceManager:
     def _rounding(self, scheduler: Any) -> Rounding:
         """Return the rounding, which is constant while YARN runs."""
         if self._rounding_cache is None:
-            is_fair = scheduler["scheduler"]["schedulerInfo"]["type"] == "fairScheduler"
+            is_fair = _is_fair(scheduler)
             names = MINIMUMS + INCREMENTS if is_fair else MINIMUMS
             self._rounding_cache = rounding_of(
                 {name: self._read_number(name) for name in names}, is_fair
             )
         return self._rounding_cache
+
+    def _preemptable(self, scheduler: Any, queues: tuple[Queue, ...], own: Queue) -> Amount:
+        """Return what YARN may take from other queues for our own."""
+        if _is_fair(scheduler):
+            if self._fair_preemption is None:
+                self._fair_preemption = self._property(FAIR_PREEMPTION) == "true"
+            if not self._fair_preemption:
+                return NOTHING
+        return preemptable_amount(queues, own.path)
 
     def _acls(self) -> bool | None:
         value = self._property("yarn.acl.enable")

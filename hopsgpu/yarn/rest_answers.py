@@ -90,6 +90,8 @@ def _capacity_queues(queue: Answer, above: str, partition: str, biggest: Amount)
         largest=amount_of(queue.get("maximumAllocation")).min_with(biggest),
         can_create_children=queue.get("autoCreationEligibility", "off") != "off",
         pending=_pending(queue.get("resources"), partition) if above else _sum_known(pending),
+        # False only if `yarn.resourcemanager.scheduler.monitor.enable` is on.
+        is_preemptable=not queue.get("preemptionDisabled", True),
     )
     for queues in below:
         yield from queues
@@ -110,6 +112,9 @@ def _fair_queues(queue: Answer, biggest: Amount) -> Iterator[Queue]:
         can_create_children=not is_leaf,
         # The demand is the sum of the used and the requested resources.
         pending=None if wanted is None else (amount_of(wanted) - used).max_with(NOTHING),
+        fair_share=amount_of(queue.get("fairResources")),
+        # Also true if the FairScheduler does not preempt at all: see FAIR_PREEMPTION.
+        is_preemptable=bool(queue.get("preemptable")),
     )
     for child in below:
         yield from _fair_queues(child, biggest)
@@ -304,6 +309,8 @@ def rounding_of(conf: Mapping[str, int | None], is_fair: bool) -> Rounding:
     return Rounding(smallest, step)
 
 
+# Off by default.
+FAIR_PREEMPTION = "yarn.scheduler.fair.preemption"
 MINIMUMS = ("yarn.scheduler.minimum-allocation-vcores", "yarn.scheduler.minimum-allocation-mb")
 INCREMENTS = (
     "yarn.scheduler.increment-allocation-mb",

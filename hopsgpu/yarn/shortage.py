@@ -35,11 +35,13 @@ class Shortage:
 def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
     """Return what keeps YARN from granting all missing executors of a gang now.
 
+    The text of a limit does not count what the gang itself has as used.
+
     Args:
         held: number of executors that the gang has; the snapshot counts them as used.
     """
     wanted = demand.executors - held
-    bounds, on_nodes = _bounds(demand, snapshot, wanted)
+    bounds, on_nodes = _bounds(demand, snapshot, held)
     room, tightest = min(bounds, key=lambda bound: bound[0])
     if room >= wanted:
         return Shortage(Bound.NONE, "")
@@ -56,7 +58,7 @@ def obtainable(container: Amount, snapshot: Snapshot) -> tuple[int, Shortage]:
     This assumes that nobody else requests any, and that nothing is preempted.
     """
     most = total(node.total for node in snapshot.running).gpus // container.gpus
-    bounds, _ = _bounds(Demand(container, most + 1), snapshot, most + 1)
+    bounds, _ = _bounds(Demand(container, most + 1), snapshot, 0)
     room, tightest = min(bounds, key=lambda bound: bound[0])
     return max(room, 0), tightest
 
@@ -64,7 +66,7 @@ def obtainable(container: Amount, snapshot: Snapshot) -> tuple[int, Shortage]:
 _Bound = tuple[int, Shortage]
 
 
-def _bounds(demand: Demand, snapshot: Snapshot, wanted: int) -> tuple[list[_Bound], _Bound]:
+def _bounds(demand: Demand, snapshot: Snapshot, held: int) -> tuple[list[_Bound], _Bound]:
     """Return each bound with its capacity for executors, and separately that of the nodes."""
     container = snapshot.granted_size(demand.container)
     free = {node: node.total - node.used for node in snapshot.running}
@@ -75,52 +77,55 @@ def _bounds(demand: Demand, snapshot: Snapshot, wanted: int) -> tuple[list[_Boun
         room for node, room in capacities.items() if node.partition != snapshot.partition
     )
     # The first of equal bounds is reported: more capacity of nodes would not help a full queue.
-    bounds = [_queue(queue, container, wanted, shared_capacity) for queue in snapshot.queues[:-1]]
-    bounds.append(_user(snapshot, container, wanted, shared_capacity))
-    on_nodes = sum(capacities.values()), _nodes(demand, free, capacities, container, wanted)
-    bounds.append(on_nodes)
-    bounds.append(_queue(snapshot.queues[-1], container, wanted, shared_capacity))
-    return bounds, on_nodes
+    of_queues = [
+        _queue(queue, container, demand.executors, held, shared_capacity)
+        for queue in snapshot.queues
+    ]
+    of_user = _user(snapshot, container, demand.executors, held, shared_capacity)
+    missing = _nodes(demand, free, capacities, container, held)
+    on_nodes = sum(capacities.values()), missing
+    return [*of_queues[:-1], of_user, on_nodes, of_queues[-1]], on_nodes
 
 
 def _queue(
-    queue: Queue, container: Amount, wanted: int, shared_capacity: int
+    queue: Queue, container: Amount, executors: int, held: int, shared_capacity: int
 ) -> tuple[int, Shortage]:
-    remaining = queue.maximum - queue.used
+    used_by_others = queue.used - container * held
+    remaining = queue.maximum - used_by_others
     _, name, spare, used, most = min(
         (rest // size, name, rest, used, most)
         for rest, size, name, used, most in zip(
             remaining.parts,
             container.parts,
             _NAMES,
-            queue.used.parts,
+            used_by_others.parts,
             queue.maximum.parts,
             strict=True,
         )
         if size
     )
-    needed = dict(zip(_NAMES, container.parts, strict=True))[name] * wanted
+    needed = dict(zip(_NAMES, container.parts, strict=True))[name] * executors
     if spare <= 0:
         text = f"queue {queue.path} is at its limit ({used} of {_count_text(most, name)} in use)"
     else:
         text = f"queue {queue.path} has {spare} of {_count_text(most, name)} left,"
         text = f"{text} {needed} {_are(needed)} needed"
     missing = Shortage(Bound.QUEUE, text, queue.path, is_gpu_shortage=name == _NAMES[0])
-    return shared_capacity + remaining.capacity_for(container), missing
+    room = (queue.maximum - queue.used).capacity_for(container)
+    return shared_capacity + room, missing
 
 
 def _user(
-    snapshot: Snapshot, container: Amount, wanted: int, shared_capacity: int
+    snapshot: Snapshot, container: Amount, executors: int, held: int, shared_capacity: int
 ) -> tuple[int, Shortage]:
     user, path = snapshot.user, snapshot.queues[0].path
-    room = user_capacity(snapshot, user.used, container, wanted)
-    if room:
-        text = (
-            f"user {user.name} gets {room} more of {count_of(wanted, 'executor')} in queue {path}"
-        )
+    room = user_capacity(snapshot, user.used, container, executors - held)
+    if room + held:
+        count = count_of(executors, "executor")
+        text = f"user {user.name} gets {room + held} more of {count} in queue {path}"
     else:
         text = f"user {user.name} is at the user limit in queue {path}"
-    text = f"{text} (has {user.used}, limit {user.limit})"
+    text = f"{text} (has {user.used - container * held}, limit {user.limit})"
     return shared_capacity + room, Shortage(Bound.USER, text, path)
 
 
@@ -129,8 +134,9 @@ def _nodes(
     free: dict[Node, Amount],
     capacities: dict[Node, int],
     container: Amount,
-    wanted: int,
+    held: int,
 ) -> Shortage:
+    wanted, more = demand.executors - held, "more " if held else ""
     spare, needed = total(free.values()), container * wanted
     # GPUs are named first, because they are the scarcest resource.
     for name, have, want in zip(_NAMES, spare.parts, needed.parts, strict=True):
@@ -140,7 +146,7 @@ def _nodes(
             # The rest of the message says how many GPUs are free.
             return Shortage(
                 Bound.CLUSTER,
-                f"needs {_count_text(want, name)}" if is_gpu_shortage else text,
+                f"needs {count_of(want, f'{more}GPU')}" if is_gpu_shortage else text,
                 is_gpu_shortage=is_gpu_shortage,
             )
     if demand.is_spread and sum(capacities.values()) < wanted:

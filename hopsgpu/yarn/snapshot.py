@@ -50,6 +50,8 @@ class Queue:
         largest: the largest container that it grants.
         can_create_children: whether the scheduler creates requested queues below it.
         pending: resources that its applications request and lack; None if not reported.
+        fair_share: the FairScheduler's present share for it.
+        is_preemptable: whether YARN may take from it what it has above its share.
     """
 
     path: str
@@ -61,6 +63,13 @@ class Queue:
     largest: Amount
     can_create_children: bool = False
     pending: Amount | None = None
+    fair_share: Amount = NOTHING
+    is_preemptable: bool = False
+
+    @property
+    def share(self) -> Amount:
+        """Return the share up to which YARN preempts other queues for this one."""
+        return self.guaranteed.max_with(self.fair_share)
 
 
 @dataclass(frozen=True)
@@ -149,6 +158,7 @@ class Snapshot:
         master: our application master's container; None if it is not shown.
         hosts: the usable hosts; None for all.
         exclusions: hosts and GPUs that get no rank.
+        preemptable: what YARN may take from other leaf queues for requests in the queue.
         problems: warnings about facts missing in the ResourceManager's answers.
     """
 
@@ -163,6 +173,7 @@ class Snapshot:
     rounding: Rounding = Rounding()
     hosts: frozenset[str] | None = None
     exclusions: Exclusions = Exclusions()
+    preemptable: Amount = NOTHING
     problems: tuple[str, ...] = ()
 
     @property

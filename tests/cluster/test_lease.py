@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ import hopsgpu
 from hopsgpu.backends.gang_request import demand_of
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.core import queue_policy
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.launcher import arguments
 from hopsgpu.yarn.placement import preferred_hosts
@@ -111,6 +113,48 @@ def test_it_tells_what_it_waits_for_gives_up_in_time_and_can_be_cancelled(
         holding.result()
     assert state_of(holding) == "cancelled"
     assert gpus_become(manager, 0)
+
+
+HOLDER = """
+    import sys
+    import hopsgpu
+
+    hopsgpu.session("holder")
+    with hopsgpu.hold(workers=1, gpus_per_worker=2, progress="off"):
+        print("holds", flush=True)
+        sys.stdin.readline()
+"""
+
+
+def test_a_gang_that_does_not_fit_asks_for_nothing_and_names_who_has_the_rest(
+    cluster_env: dict[str, str],
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """YARN does not preempt here: what is free stays free for gangs that it suffices for."""
+    # Where asking could help, the gang would ask several times within its time limit.
+    monkeypatch.setattr(queue_policy, "_PROBE_SECONDS", 0.5)
+    caplog.set_level(logging.INFO, "hopsgpu")
+    holder = start_script(cluster_env, HOLDER)
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == "holds\n"
+        run = hopsgpu.submit(os.getpid, workers=4, acquire_timeout="10s", progress="off")
+        in_use = set()
+        while not run.wait(0.2):
+            in_use.add(manager.gpus()[0])
+        with pytest.raises(hopsgpu.GangTimeout, match=r"'holder' of .*2 GPUs") as late:
+            run.result()
+        assert late.value.granted == 0
+        assert in_use == {2}
+        assert "joins the queue of gangs" in caplog.text
+        assert "took the turn" not in caplog.text
+        # Nor does the gang keep others from what is free.
+        assert len(quiet(os.getpid, workers=2).values) == 2
+    finally:
+        holder.kill()
+        holder.wait()
 
 
 # Release.

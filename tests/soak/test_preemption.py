@@ -247,6 +247,21 @@ def test_yarn_shrinks_an_elastic_gang_that_does_not_give_way(start: Start) -> No
     assert result["worlds"][-1][2] == "returned"
 
 
+def test_yarn_preempts_nothing_for_a_gang_that_needs_more_than_its_share(
+    start: Start, cluster: Path
+) -> None:
+    """Its queue has a share of two GPUs: YARN would preempt one for it, and it needs two."""
+    gang = start("default", 3)
+    gang.runs()
+    other = start("training", 3)
+    other.becomes(lambda s: s["state"] == "waiting" and "GPU" in s["why"])
+    # It would ask after 30 s.
+    assert not until(lambda: devcluster.status(cluster).gpus_used != 3, 50, step=1.0)
+    assert len(gang.finish()["values"]) == 3
+    other.runs()
+    assert len(other.finish()["values"]) == 3
+
+
 def test_a_gang_of_one_size_is_tried_again_when_yarn_has_gpus(start: Start) -> None:
     gang = start("default", 4, {"retries": 1})
     gang.runs()

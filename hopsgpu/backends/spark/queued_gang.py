@@ -25,6 +25,7 @@ from hopsgpu.core.queue_policy import (
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.yarn.gang_queue import QueueMember, queued
 from hopsgpu.yarn.placement import preferred_hosts
+from hopsgpu.yarn.request_without_room import why_request_without_room
 from hopsgpu.yarn.shortage import Shortage, shortage
 from hopsgpu.yarn.snapshot import Snapshot
 from hopsgpu.yarn.wait_message import WaitFacts, wait_facts
@@ -174,12 +175,13 @@ class QueuedGang:
             self._clock.report((), str(error))
             return False
         missing = shortage(self._demand, snapshot, arrived)
-        is_probe = self._probes.is_due(missing.bound, time.monotonic())
+        why_probe = self._why_probe(missing, snapshot, arrived)
+        is_probe = bool(why_probe)
         decision = self._poll(missing, snapshot, is_probe)
         self._probes.record_poll(time.monotonic(), is_behind=decision.is_behind)
         if decision.may_take and self._is_still_fitting(arrived, is_probe):
             if is_probe:
-                log.info("%s: asks YARN although it does not seem to fit", self._request.run_id)
+                log.info("%s: asks YARN without room: %s", self._request.run_id, why_probe)
                 self._probes.record_probe(time.monotonic())
             return True
         facts = self._facts(snapshot, arrived, missing)
@@ -189,6 +191,14 @@ class QueuedGang:
         why = [decision.reason, facts.message(missing.text), promised]
         self._clock.report((), "; ".join(part for part in why if part))
         return False
+
+    def _why_probe(self, missing: Shortage, snapshot: Snapshot, arrived: int) -> str:
+        """Return why the gang should ask YARN now although it does not fit; "" if it should not."""
+        if missing.bound is Bound.NONE or not self._probes.is_due(time.monotonic()):
+            return ""
+        if self._application.should_request_without_room:
+            return "spark.hopsgpu.request_without_room is set"
+        return why_request_without_room(self._demand, snapshot, missing, arrived)
 
     def _poll_after(self, seconds: float) -> None:
         """Schedule the next poll, with jitter so that gangs do not poll at the same time."""

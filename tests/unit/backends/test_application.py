@@ -92,6 +92,11 @@ def test_the_environment_names_the_options_of_elastic_gangs(
     assert application().should_give_way is False
 
 
+@pytest.mark.parametrize(("given", "requests"), [("", False), ("true", True)])
+def test_whether_gangs_request_without_room(given: str, requests: bool) -> None:
+    assert application(request_without_room=given).should_request_without_room is requests
+
+
 @pytest.mark.parametrize(
     ("given", "seconds"), [("", 600.0), ("90s", 90.0), ("2m", 120.0), ("off", None)]
 )

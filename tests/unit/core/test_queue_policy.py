@@ -435,12 +435,11 @@ def test_what_comes_is_said_to_those_who_wait() -> None:
     assert found[1].startswith("1 GPU comes from alice's 'bert'")
 
 
-def test_a_gang_that_does_not_fit_asks_all_the_same_and_ever_more_rarely() -> None:
+def test_a_gang_that_may_be_granted_without_room_asks_ever_more_rarely() -> None:
     probes, now, waited = Probes(100.0), 100.0, []
     for _ in range(7):
-        assert not probes.is_due(Bound.CLUSTER, probes.next - 0.001)
-        assert not probes.is_due(Bound.NONE, probes.next)
-        assert probes.is_due(Bound.CLUSTER, probes.next)
+        assert not probes.is_due(probes.next - 0.001)
+        assert probes.is_due(probes.next)
         waited.append(probes.next - now)
         now = probes.next
         probes.record_probe(now)
@@ -457,7 +456,7 @@ def test_a_gang_behind_others_asks_only_once_it_has_been_first_for_a_while() -> 
     # Then it is first, since the look before.
     probes.record_poll(140.0, is_behind=False)
     probes.record_poll(150.0, is_behind=False)
-    assert not probes.is_due(Bound.NODES, 169.0) and probes.is_due(Bound.NODES, 170.0)
+    assert not probes.is_due(169.0) and probes.is_due(170.0)
     # After a probe it waits longer anyway.
     probes.record_probe(170.0)
     probes.record_poll(180.0, is_behind=True)
@@ -469,7 +468,7 @@ def test_a_first_gang_keeps_its_time_while_another_one_asks() -> None:
     probes.record_poll(1.0, is_behind=False)
     probes.record_poll(20.0, is_behind=None)
     probes.record_poll(29.0, is_behind=False)
-    assert probes.is_due(Bound.NODES, 30.0)
+    assert probes.is_due(30.0)
 
 
 def test_only_gangs_ahead_put_one_behind() -> None:

@@ -500,6 +500,29 @@ def test_what_a_queue_lacks(container: Amount, used_gpus: int, words: str) -> No
     assert shortage(Demand(container, 2), there) == expected
 
 
+@pytest.mark.parametrize(
+    ("in_use", "held", "words"),
+    [
+        (4, 2, "queue root.a has 2 of 4 GPUs left, 4 are needed"),
+        (4, 0, "queue root.a is at its limit (4 of 4 GPUs in use)"),
+        (5, 1, "queue root.a is at its limit (4 of 4 GPUs in use)"),
+    ],
+)
+def test_what_the_gang_has_of_a_limit_is_no_reason(in_use: int, held: int, words: str) -> None:
+    """Seen: a gang of 4 that had 2 waited because "4 of 4 GPUs" of its queue were in use."""
+    limit = queue("root.a", Amount(4, 40, 80000), used=Amount(in_use, 10, 25600))
+    free = node("node3", Amount(8, 24, 57344))
+    assert shortage(Demand(ONE_GPU, 4), snap(free, queues=(limit,)), held).text == words
+
+
+def test_what_the_gang_has_of_a_users_limit_is_no_reason() -> None:
+    user = User("alice", Amount(3, 6, 15360), Amount(2, 4, 10240))
+    there = snap(node("node1", Amount(8, 24, 57344)), queues=(queue("root.a", LARGE),), user=user)
+    found = shortage(Demand(ONE_GPU, 4), there, held=2)
+    assert found.text.startswith("user alice gets 2 more of 4 executors in queue root.a")
+    assert "(has 1 GPU, 2 cores, 5120 MiB, limit 2 GPUs" in found.text
+
+
 def test_a_parents_limit_is_told_rather_than_full_nodes() -> None:
     """More nodes would not help. They bind too."""
     chain = (queue("root.a.b", BIG), queue("root.a", BIG, used=Amount(2, 3, 2560)))
