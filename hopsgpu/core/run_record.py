@@ -109,6 +109,8 @@ class EnvironmentRecord:
         executable: path of the driver's Python.
         driver: "host" and "system" of the driver.
         packages: versions of the driver's packages, by name.
+        commit: Git's commit of the driver's working directory.
+        has_changes: whether files that Git tracks there differed from the commit.
     """
 
     hopsgpu: str
@@ -118,6 +120,24 @@ class EnvironmentRecord:
     hadoop: str = ""
     driver: Mapping[str, str] = field(default_factory=dict)
     packages: Mapping[str, str] = field(default_factory=dict)
+    commit: str = ""
+    has_changes: bool = False
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """The function that a run calls, and its arguments.
+
+    Attributes:
+        function: its name, with its module unless that is `__main__`.
+        code_digest: digest of the function and the user's modules, without arguments.
+        arguments: short texts of the values by name; the items of a mapping have names of their
+            own, as in "config.width".
+    """
+
+    function: str
+    code_digest: str
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -189,6 +209,7 @@ class RunRecord:
         failure: the error in short; None for other runs.
         updated: time of writing by the driver's clock, in seconds since the epoch.
         use: its GPU seconds over time, at least one point.
+        call: what the ranks call; None for a held gang between its launches.
         spec: the gang, as requested, without values of variables that look secret.
         aside: number of GPUs of parked executors, by host.
         metrics: last values of each rank, by name.
@@ -214,6 +235,7 @@ class RunRecord:
     environment: EnvironmentRecord
     reason: EndReason | None = field(default=None, metadata=OMITTED_DEFAULT)
     failure: FailureRecord | None = field(default=None, metadata=OMITTED_DEFAULT)
+    call: CallRecord | None = field(default=None, metadata=OMITTED_DEFAULT)
     waiting_for: str = ""
     waits: tuple[Wait, ...] = field(default=(), metadata=OMITTED_DEFAULT)
     model: str | None = None
@@ -366,6 +388,10 @@ def _shorten(record: RunRecord, most: int) -> RunRecord:
         for name in ("ranks", "logs", "worlds", "warnings")
     }
     counts["metrics"] = sum(map(len, record.metrics)) - sum(map(len, short["metrics"]))
+    if record.call is not None:
+        arguments = dict([*record.call.arguments.items()][:most])
+        short["call"] = dataclasses.replace(record.call, arguments=arguments)
+        counts["arguments"] = len(record.call.arguments) - len(arguments)
     if record.error is not None:
         short["error"] = record.error[: most * 64]
     if record.failure is not None:

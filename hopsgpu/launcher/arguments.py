@@ -36,7 +36,7 @@ from hopsgpu.launcher.options import (
 from hopsgpu.packaging.code_variables import carried_variables
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.packaging.preload import likely_imports
-from hopsgpu.packaging.provenance import Provenance, code_digest, provenance_of
+from hopsgpu.packaging.provenance import Provenance, provenance_of
 from hopsgpu.packaging.python_env.builder import RequestedEnv, warnings_of
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.rank.context import VARIABLE
@@ -85,6 +85,7 @@ class FunctionArguments(GangArguments):
     """The arguments of a gang that runs a function, checked."""
 
     function: PackedFunction
+    provenance: Provenance
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -98,15 +99,9 @@ class FunctionArguments(GangArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(FunctionArguments):
-    """The arguments of a launch, checked.
-
-    Attributes:
-        provenance: provenance of the model to publish, or of the run in MLflow; None if there is
-            neither.
-    """
+    """The arguments of a launch, checked."""
 
     progress: Shielded
-    provenance: Provenance | None = None
     tracking: Tracking | None = None
     data: Datasets | None = None
 
@@ -118,12 +113,10 @@ class ItemArguments(FunctionArguments):
     Attributes:
         terms: how many items run at a time, and on how many slots.
         timeout: seconds that the run may take, or None.
-        code: a digest of the function and the user's modules.
     """
 
     terms: PlacementTerms
     timeout: float | None
-    code: str
 
     def function_with(self, parameters: Mapping[str, Any]) -> PackedFunction:
         """Return the function with further keyword arguments.
@@ -137,6 +130,7 @@ class ItemArguments(FunctionArguments):
 
 def item_arguments(
     function: Callable[..., Any],
+    kwargs: Mapping[str, Any],
     call: PickledFunction,
     gang: GangArguments,
     terms: PlacementTerms,
@@ -147,6 +141,7 @@ def item_arguments(
 
     Args:
         function: the user's function.
+        kwargs: the keyword arguments that it gets each time.
         call: the function, or a function that calls it, with its arguments.
 
     Raises:
@@ -160,7 +155,7 @@ def item_arguments(
         function=packed_function,
         terms=terms,
         timeout=timeout,
-        code=code_digest(function, packed_function.modules),
+        provenance=provenance_of(function, (), kwargs, packed_function.modules),
     )
 
 
@@ -218,14 +213,12 @@ def _arguments(
     gang = find_gang()
     function = pack_function(train_fn, call, gang.application, gang.spec.env_vars, interrupted)
     check_data(data, gang.application)
-    tracking = _tracking(gang.application)
-    is_traced = options.model is not None or tracking is not None
     return Arguments(
         **vars(gang),
         function=function,
         progress=progress,
-        provenance=provenance_of(train_fn, args, kwargs, function.modules) if is_traced else None,
-        tracking=tracking,
+        provenance=provenance_of(train_fn, args, kwargs, function.modules),
+        tracking=_tracking(gang.application),
         data=data,
     )
 

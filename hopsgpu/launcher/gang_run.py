@@ -285,7 +285,6 @@ class GangRun(RunBody[GangResult]):
     def _describe_version(self) -> VersionDescription:
         """Return what the manifest says besides the files."""
         application, provenance = self._arguments.application, self._arguments.provenance
-        assert provenance is not None, "a launch with a model has one"
         reported = next(iter(self._board.status().metrics), {})
         return VersionDescription(
             metrics={
@@ -305,7 +304,11 @@ class GangRun(RunBody[GangResult]):
         )
 
     def details(self) -> RunDetails:
-        return RunDetails(self._staged.reference, self._python_env)
+        return RunDetails(
+            call=self._arguments.provenance.as_record(),
+            data=self._staged.reference,
+            python_env=self._python_env,
+        )
 
     def queue_final_work(self) -> None:
         tracking, code = self._arguments.tracking, self._arguments.provenance

@@ -1,28 +1,34 @@
-"""The provenance of a model: a digest of its code, and the parameters of the call."""
+"""The provenance of a run and its model: a digest of the code, and the parameters of the call."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import io
+import itertools
 import math
 import numbers
 import reprlib
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from hopsgpu.core.run_record import CallRecord
 from hopsgpu.core.spec import redact, without_user
 from hopsgpu.packaging.modules import PackedModules
-from hopsgpu.packaging.pickling import pickle_code
+from hopsgpu.packaging.pickling import name_of, pickle_code
 
 _MAX_ENTRIES = 200
 _MAX_CHARACTERS = 1000
 _MAX_DEPTH = 4
+# Characters of a name and of a value in a run's record.
+_MAX_RECORDED = 200
 _ATOMS = (bytes, bytearray, complex, range, slice)
+_MAX_RECORDED_ITEMS = 20
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,7 @@ class Provenance:
     """A launch's code and parameters.
 
     Attributes:
+        function: name of the function, with its module unless that is `__main__`.
         code_digest: "sha256:" and the digest of the pickled function, with closure variables but
             without arguments, and of the user's modules. The same code in the same Python has the
             same digest.
@@ -38,8 +45,14 @@ class Provenance:
             redacted.
     """
 
+    function: str = ""
     code_digest: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_record(self) -> CallRecord:
+        """Return the part of the run's record: at most 200 arguments of 200 characters."""
+        first = itertools.islice(_flatten(self.parameters), _MAX_ENTRIES)
+        return CallRecord(self.function[:_MAX_RECORDED], self.code_digest, dict(first))
 
 
 def provenance_of(
@@ -48,15 +61,26 @@ def provenance_of(
     kwargs: Mapping[str, Any],
     modules: PackedModules,
 ) -> Provenance:
-    """Return a call's provenance; raise ConfigError if the function cannot be pickled."""
+    """Return a call's provenance; raise ConfigError if the function cannot be pickled.
+
+    Args:
+        kwargs: keyword arguments; those that differ between a search's trials are missing.
+    """
     return Provenance(
-        code_digest(function, modules),
+        _full_name(function),
+        _code_digest(function, modules),
         _plain_mapping(_arguments_by_name(function, args, kwargs), _MAX_DEPTH),
     )
 
 
-def code_digest(function: Callable[..., Any], modules: PackedModules) -> str:
-    """Return `Provenance.code_digest`; raise ConfigError if the function cannot be pickled."""
+def _full_name(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    module, name = getattr(function, "__module__", None), name_of(function)
+    return name if module in (None, "__main__") else f"{module}.{name}"
+
+
+def _code_digest(function: Callable[..., Any], modules: PackedModules) -> str:
     digest = hashlib.sha256(pickle_code(function))
     if modules.archive:
         # The archive's bytes also depend on compression and file modes.
@@ -73,7 +97,7 @@ def _arguments_by_name(
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some built-in functions have no signature
         return {**({"args": list(args)} if args else {}), **kwargs}
-    bound = signature.bind(*args, **kwargs)
+    bound = signature.bind_partial(*args, **kwargs)
     bound.apply_defaults()
     named = dict(bound.arguments)
     for name, parameter in signature.parameters.items():
@@ -85,7 +109,8 @@ def _arguments_by_name(
 
 
 def _plain_mapping(values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
-    first_values = {str(name): value for name, value in [*values.items()][:_MAX_ENTRIES]}
+    first = itertools.islice(values.items(), _MAX_ENTRIES)
+    first_values = {str(name): value for name, value in first}
     # Numbers are not secret, even under a name such as max_tokens.
     secret = {
         name: "" for name, value in first_values.items() if not isinstance(value, (int, float))
@@ -109,8 +134,8 @@ def _plain_value(value: Any, depth: int) -> Any:
         return float(value) if math.isfinite(value) else repr(float(value))
     if isinstance(value, (str, PurePath)):
         return without_user(str(value))[:_MAX_CHARACTERS]
-    if depth > 0 and isinstance(value, (set, frozenset)):
-        return sorted((_plain_value(item, depth - 1) for item in value), key=repr)[:_MAX_ENTRIES]
+    if depth > 0 and isinstance(value, (set, frozenset)) and len(value) <= _MAX_ENTRIES:
+        return sorted((_plain_value(item, depth - 1) for item in value), key=repr)
     if depth > 0 and isinstance(value, (list, tuple)):
         return [_plain_value(item, depth - 1) for item in value[:_MAX_ENTRIES]]
     if depth > 0 and isinstance(value, dict):
@@ -129,3 +154,18 @@ def _describe_value(value: Any) -> str:
     name = f"{named.__module__}.{named.__qualname__}"
     shape = getattr(value, "shape", None)
     return f"{name} of shape {tuple(shape)}" if isinstance(shape, tuple) else name
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of plain values, with those of nested mappings."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"[:_MAX_RECORDED], _short_repr(value)
+
+
+def _short_repr(value: Any) -> str:
+    shortener = reprlib.Repr()
+    shortener.maxlist, shortener.maxstring = _MAX_RECORDED_ITEMS, _MAX_RECORDED
+    return shortener.repr(value)[:_MAX_RECORDED]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -72,6 +73,8 @@ class Recording:
         self._logs: dict[str, int] = {}
         self._logs_at = 0.0
         self._next_log = 0
+        # The record has the state of the working directory at the run's begin.
+        self._environment = functools.cache(lambda: run_details.environment(run.application))
         self._use: Points = ()
         self._waits: tuple[Wait, ...] = ()
 
@@ -156,6 +159,7 @@ class Recording:
             timeline=result.timeline,
             gpu_seconds=result.gpu_seconds,
             use=tuple(point.round_values() for point in self._use),
+            call=details.call,
             model=None if result.model is None else result.model.url,
             data=details.data,
             spec=replace(plan.spec, env_vars=redact(plan.spec.env_vars)),
@@ -175,7 +179,7 @@ class Recording:
         )
 
         def write() -> None:
-            environment = run_details.environment(application)
+            environment = self._environment()
             run_details.write(self._directory, replace(record, environment=environment))
 
         return write

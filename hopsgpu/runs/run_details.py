@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import logging
 import platform
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from hopsgpu.artifacts.runs import RECORD
 from hopsgpu.core.run_record import (
+    CallRecord,
     DataRecord,
     EnvironmentRecord,
     RunRecord,
@@ -28,16 +31,26 @@ from hopsgpu.storage.lake import LakePath
 if TYPE_CHECKING:
     from hopsgpu.backends.gang_application import GangApplication
 
+log = logging.getLogger(__name__)
+
+# A repository on a slow file system must not delay the record for long.
+_GIT_SECONDS = 3.0
+# The monitor of files is a program that the repository may name.
+_GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false", "status", "--porcelain=v2")
+_COMMIT = "# branch.oid "
+
 
 @dataclass(frozen=True)
 class RunDetails:
     """The part of a run's record that only the run itself knows.
 
     Attributes:
+        call: the function and its arguments; None for a held gang.
         data: the data that the ranks read, by name; None without data.
         python_env: the Python environment of the ranks, once it is on the lake; or None.
     """
 
+    call: CallRecord | None = None
     data: Mapping[str, DataRecord] | None = None
     python_env: PythonEnv | None = None
     search: SearchRecord | None = None
@@ -48,8 +61,9 @@ def environment(application: GangApplication) -> EnvironmentRecord:
     """Return the environment in which a run was started: the driver's host, versions, packages.
 
     The first call in a process reads the metadata of all installed packages, which takes some
-    hundred milliseconds, and asks the JVM.
+    hundred milliseconds, and asks the JVM. Each call starts Git, for at most 3 s.
     """
+    commit, has_changes = _git_state()
     return EnvironmentRecord(
         hopsgpu=__version__,
         python=platform.python_version(),
@@ -58,7 +72,32 @@ def environment(application: GangApplication) -> EnvironmentRecord:
         hadoop=application.versions.get("hadoop", ""),
         driver={"host": socket.gethostname(), "system": platform.platform()},
         packages=packages(),
+        commit=commit,
+        has_changes=has_changes,
     )
+
+
+def _git_state() -> tuple[str, bool]:
+    """Return the commit of the working directory ("" for none), and whether files differ."""
+    command = [*_GIT, "--branch", "--untracked-files=no", "--ignore-submodules=dirty"]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_GIT_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        log.debug("Git does not know the working directory's commit: %s", error)
+        return "", False
+    lines = done.stdout.splitlines()
+    commits = [line.removeprefix(_COMMIT) for line in lines if line.startswith(_COMMIT)]
+    # Before its first commit, a repository has "(initial)".
+    commit = next((text for text in commits if text.isalnum()), "")
+    return commit, any(not line.startswith("#") for line in lines)
 
 
 @functools.cache

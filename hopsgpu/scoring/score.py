@@ -249,9 +249,9 @@ class _ScoreRun(RunBody[ScoreResult]):
         if self._earlier is None:
             output = self._output.target.url
             most = arguments.terms.max_running
-            return new_score_plan(source, names, model, arguments.code, output, most)
+            return new_score_plan(source, names, model, arguments.provenance.code_digest, output, most)
         plan = self._earlier.resume(source, names, model)
-        if plan.code != arguments.code:
+        if plan.code != arguments.provenance.code_digest:
             self._board.warn(
                 "predict or its modules differ from those of the score that is resumed: its parts"
                 " were scored with the former code"
@@ -308,7 +308,10 @@ class _ScoreRun(RunBody[ScoreResult]):
 
     def details(self) -> RunDetails:
         return RunDetails(
-            data=self._staged.reference, python_env=self._python_env, score=self._score_record()
+            call=self._arguments.provenance.as_record(),
+            data=self._staged.reference,
+            python_env=self._python_env,
+            score=self._score_record(),
         )
 
     def _score_record(self) -> ScoreRecord:

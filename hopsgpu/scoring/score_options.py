@@ -136,7 +136,7 @@ def score_arguments(
     application = application_of(options.spark)
     gang = gang_in(application, spec, python_env)
     terms = PlacementTerms(0, options.max_concurrent, max_tries=TRIES, ahead=_AHEAD)
-    common = item_arguments(predict, call, gang, terms, timeout, interrupted)
+    common = item_arguments(predict, {}, call, gang, terms, timeout, interrupted)
     check_data(datasets, application)
     return ScoreArguments(
         **vars(common),

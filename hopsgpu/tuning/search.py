@@ -156,7 +156,7 @@ class _SearchRun(RunBody[SearchResult]):
         )
         check_same_space(study, arguments.options.space)
         self._board.add_ended_trials(r for r in reports_of(study) if r.ended is not None)
-        ended, is_other = count_ended(study), record_code(study, arguments.code)
+        ended, is_other = count_ended(study), record_code(study, arguments.provenance.code_digest)
         if ended and (is_other or arguments.named):
             other = ", whose code or modules were different" if is_other else ""
             self._board.warn(
@@ -230,4 +230,7 @@ class _SearchRun(RunBody[SearchResult]):
     def details(self) -> RunDetails:
         from hopsgpu.tuning.search_record import search_record
 
-        return RunDetails(search=search_record(self._arguments, self._study, self._board.best))
+        return RunDetails(
+            call=self._arguments.provenance.as_record(),
+            search=search_record(self._arguments, self._study, self._board.best),
+        )

@@ -172,11 +172,12 @@ def search_arguments(
     timeout = parse_duration(options.search_timeout, "search_timeout")
     sampler, pruner = sampler_of(options.sampler, space, options.seed), pruner_of(options.pruner)
     resumed = None if resume is None else file_name(resume, "resume")
-    call = _function(train_fn, space, keywords(options.kwargs))
+    kwargs = keywords(options.kwargs)
+    call = _function(train_fn, space, kwargs)
     progress = search_progress_of(options.progress)
     gang = gang_in(application_of(options.spark), spec, python_env, options.gpu_idle_timeout)
     return SearchArguments(
-        **vars(item_arguments(train_fn, call, gang, terms, timeout, interrupted)),
+        **vars(item_arguments(train_fn, kwargs, call, gang, terms, timeout, interrupted)),
         options=options,
         sampler=sampler,
         pruner=pruner,

@@ -70,7 +70,7 @@ def logged(store: str, experiment: str) -> tuple[MlflowClient, Any]:
 
 def test_a_run_with_its_metrics_and_its_model_is_in_mlflow(store: str, tmp_path: Path) -> None:
     directory = put(tmp_path, model=MODEL, spec=SPEC)
-    code = Provenance("sha256:ab", {"rate": 0.1, "layers": list(range(2000))})
+    code = Provenance("f", "sha256:ab", {"rate": 0.1, "layers": list(range(2000))})
     log(Tracking(store, "digits"), directory.url, code)
     client, run = logged(store, "digits")
     record = json.loads((directory / "run.json").read())

@@ -11,6 +11,7 @@ import pytest
 
 from hopsgpu.core.run_record import (
     LARGEST_RECORD,
+    CallRecord,
     RankRecord,
     RunRecord,
     encode,
@@ -36,6 +37,7 @@ def full() -> RunRecord:
         "failed",
         error="boom",
         waits=(Wait(900.0, "0 of 2 GPUs free"),),
+        call=CallRecord("mine.train", "sha256:ab", {"lr": "0.1"}),
         worlds=(WorldReport(0, 2, ("node1", "node2"), 930.0),),
         spec=GangSpec("fit", workers=2, gpus=GpuRequest(0.5), env_vars={"MODE": "fast"}),
         search=replace(
@@ -81,6 +83,7 @@ def test_numbers_that_json_lacks_are_read_as_they_were_written() -> None:
         ("search.trials[0].params['lr']", [[[[[[[[[]]]]]]]]], "at most 8 levels"),
         ("score.scored", 11, "at most 20 rows"),
         ("environment.packages", [], "an object"),
+        ("call.arguments['lr']", 0.1, "a string"),
     ],
 )
 def test_what_does_not_fit_is_named(path: str, value: Any, expected: str) -> None:

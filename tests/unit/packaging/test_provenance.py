@@ -92,3 +92,22 @@ def test_the_digest_is_of_the_code_and_not_of_its_arguments(tmp_path: Path) -> N
     def other() -> None: ...
 
     assert provenance_of(other, (), {}, pack_modules([tmp_path])).code_digest != before
+
+
+def test_a_record_has_short_texts_of_all_arguments() -> None:
+    arguments = {"config": Config(8, "s3cret"), "tags": list(range(50)), "note": "x" * 900}
+    recorded = provenance_of(train, (0.1,), arguments, NONE).as_record()
+    assert recorded.function == f"{__name__}.train"
+    assert recorded.arguments["learning_rate"] == "0.1" and recorded.arguments["epochs"] == "3"
+    assert recorded.arguments["config.width"] == "8"
+    assert recorded.arguments["config.password"] == "'(redacted)'"
+    assert recorded.arguments["tags"].startswith("[0, 1, 2, ") and len(recorded.arguments) == 6
+    assert all(len(text) <= 200 for text in recorded.arguments.values())
+    many = provenance_of(train, (0.1,), {f"a{n}": {"b": n} for n in range(900)}, NONE)
+    assert len(many.as_record().arguments) == 200
+
+
+def test_a_search_s_function_lacks_the_arguments_of_its_trials() -> None:
+    recorded = provenance_of(functools.partial(train), (), {"epochs": 1}, NONE).as_record()
+    assert dict(recorded.arguments) == {"epochs": "1"}
+    assert recorded.function == f"{__name__}.train"

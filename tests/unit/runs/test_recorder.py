@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from hopsgpu.errors import StoreError
 from hopsgpu.runs import recorder as recording_module
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.recorder import Recording
-from hopsgpu.runs.run_details import RunDetails, packages, write
+from hopsgpu.runs.run_details import RunDetails, environment, packages, write
 from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.background import Background, Work
 from hopsgpu.storage.lake import LakePath
@@ -41,6 +42,31 @@ def test_the_packages_of_this_process_are_listed() -> None:
     found = packages()
     assert found["click"] and found["hopsgpu"]
     assert list(found) == sorted(found, key=str.lower)
+
+
+def test_the_commit_of_the_working_directory_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site: Any = SimpleNamespace(versions={})
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    assert (environment(site).commit, environment(site).has_changes) == ("", False)
+
+    def git(*arguments: str) -> str:
+        settings = ("-c", "user.name=alice", "-c", "user.email=alice@example.com")
+        command = ["git", *settings, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "--quiet")
+    (tmp_path / "train.py").write_text("x = 1")
+    git("add", "train.py")
+    assert environment(site).commit == ""
+    git("commit", "--quiet", "--message", "begin")
+    (tmp_path / "notes").write_text("untracked")
+    found = environment(site)
+    assert (found.commit, found.has_changes) == (git("rev-parse", "HEAD"), False)
+    (tmp_path / "train.py").write_text("x = 2")
+    assert environment(site).has_changes
 
 
 def test_a_record_that_the_lake_refuses_is_told(tmp_path: Path) -> None:

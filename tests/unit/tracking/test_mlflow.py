@@ -227,12 +227,12 @@ def test_the_settings_are_those_of_each_launch(
 ) -> None:
     asking()
     plain = arguments(LaunchOptions(a_function))
-    assert plain.tracking is None and plain.provenance is None
+    assert plain.tracking is None
     held = held_arguments(HoldOptions(workers=1))
     monkeypatch.setenv("HOPSGPU_MLFLOW", "http://mlflow:5000")
     given = arguments(LaunchOptions(a_function))
     assert given.tracking == Tracking("http://mlflow:5000", "hopsgpu")
-    assert given.provenance is not None and given.provenance.parameters == {"rate": 0.5}
+    assert given.provenance.parameters == {"rate": 0.5}
     monkeypatch.setenv("HOPSGPU_MLFLOW_EXPERIMENT", "digits")
     on_held = launch_on(held, HeldRunOptions(a_function))
     assert on_held.tracking == Tracking("http://mlflow:5000", "digits")
@@ -254,7 +254,7 @@ def test_what_the_logging_process_does_is_bounded_and_told(
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o700)
         with pytest.raises(HopsGpuError) as caught:
-            log(tracking, run, Provenance("sha256:ab", {"rate": 1}), seconds)
+            log(tracking, run, Provenance("f", "sha256:ab", {"rate": 1}), seconds)
         return str(caught.value)
 
     about = f"{run} is logged incompletely to MLflow at http://mlflow:5000: "
