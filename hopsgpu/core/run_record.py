@@ -107,7 +107,7 @@ class EnvironmentRecord:
 
     Attributes:
         executable: path of the driver's Python.
-        driver: "host" and "system" of the driver.
+        driver: "host" and "system" of the driver, and its YARN "container" if it runs in one.
         packages: versions of the driver's packages, by name.
         commit: Git's commit of the driver's working directory.
         has_changes: whether files that Git tracks there differed from the commit.

@@ -66,22 +66,26 @@ def lines_image(
     height: int,
     bounds: Bounds | None = None,
     span: Bounds | None = None,
+    colours: Sequence[str] = (),
 ) -> str:
     """Return a plot of values over time or steps, as the URL of an image.
 
     The first trace is drawn in front of the others.
 
     Args:
+        colours: a colour of each trace; by default the first one has a colour and the others are
+            faint.
         bounds: the lowest and the highest value, by default those of the points.
         span: the first and the last time or step, by default those of the points.
     """
-    drawn = [trace for trace in traces if trace]
+    coloured = [pair for pair in itertools.zip_longest(traces, colours) if pair[0]]
+    drawn = [trace for trace, _ in coloured]
     if not drawn:
         return _address("", width, height)
     first, last = span or (min(t[0][0] for t in drawn), max(t[-1][0] for t in drawn))
     least, most = bounds or _range(drawn)
     shapes = []
-    for number, trace in reversed(list(enumerate(drawn))):
+    for number, (trace, own_colour) in reversed(list(enumerate(coloured))):
         at = [
             (
                 2 + (when - first) / ((last - first) or 1.0) * (width - 4),
@@ -90,6 +94,8 @@ def lines_image(
             for when, value in trace
         ]
         colour, thick = (_FAINT, 1) if number else (_COLOUR, 1.6)
+        if own_colour is not None:
+            colour, thick = own_colour, 1.6
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
         if len(at) == 1:
             shapes.append(

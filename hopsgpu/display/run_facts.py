@@ -32,7 +32,7 @@ _FIRST = ("state", "took")
 # The remedy of what ended these runs is another.
 _WITHOUT_ADVICE = ("failed", "cancelled", LOST)
 _LONGEST_PARAMS = 200
-_YARN_ID = re.compile(r"application_\d+_\d+")
+YARN_ID = re.compile(r"application_\d+_\d+")
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def view_of(subject: RunSubject, resource_manager: str = "") -> RunView:
 
 def _general_facts(subject: RunSubject, resource_manager: str) -> Iterator[RunFact]:
     state, took = subject.state, subject.took
-    pages = resource_manager if _YARN_ID.fullmatch(subject.application) else ""
+    pages = resource_manager if YARN_ID.fullmatch(subject.application) else ""
     before = f" (was {subject.state_before})" if subject.state_before else ""
     words = f"{state}{before}" if before or not state else phrases.phase(subject)
     queue = subject.queue

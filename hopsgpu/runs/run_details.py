@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
+import os
 import platform
 import socket
 import subprocess
@@ -70,18 +71,24 @@ def environment(application: GangApplication) -> EnvironmentRecord:
         executable=sys.executable,
         spark=application.versions.get("spark", ""),
         hadoop=application.versions.get("hadoop", ""),
-        driver={"host": socket.gethostname(), "system": platform.platform()},
+        driver={"host": socket.gethostname(), "system": platform.platform(), **_own_container()},
         packages=packages(),
         commit=commit,
         has_changes=has_changes,
     )
 
 
+def _own_container() -> dict[str, str]:
+    """Return the id of this process's YARN container as "container"; nothing outside of one."""
+    container = os.environ.get("CONTAINER_ID")
+    return {} if container is None else {"container": container}
+
+
 def _git_state() -> tuple[str, bool]:
     """Return the commit of the working directory ("" for none), and whether files differ."""
     command = [*_GIT, "--branch", "--untracked-files=no", "--ignore-submodules=dirty"]
     try:
-        done = subprocess.run(
+        git = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -93,7 +100,7 @@ def _git_state() -> tuple[str, bool]:
     except (OSError, subprocess.SubprocessError) as error:
         log.debug("Git does not know the working directory's commit: %s", error)
         return "", False
-    lines = done.stdout.splitlines()
+    lines = git.stdout.splitlines()
     commits = [line.removeprefix(_COMMIT) for line in lines if line.startswith(_COMMIT)]
     # Before its first commit, a repository has "(initial)".
     commit = next((text for text in commits if text.isalnum()), "")

@@ -249,7 +249,9 @@ class _ScoreRun(RunBody[ScoreResult]):
         if self._earlier is None:
             output = self._output.target.url
             most = arguments.terms.max_running
-            return new_score_plan(source, names, model, arguments.provenance.code_digest, output, most)
+            return new_score_plan(
+                source, names, model, arguments.provenance.code_digest, output, most
+            )
         plan = self._earlier.resume(source, names, model)
         if plan.code != arguments.provenance.code_digest:
             self._board.warn(

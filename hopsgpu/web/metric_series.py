@@ -102,12 +102,19 @@ class _RankFile:
             self.traces.setdefault(name, Trace()).add(step, float(value))
 
 
+def last_attempt_directory(logs: LakePath) -> LakePath:
+    """Return where the files of a run's last attempt are, below the directory of its logs."""
+    names = logs.names(only_directories=True)
+    attempt = max((int(match[1]) for match in map(ATTEMPT.fullmatch, names) if match), default=0)
+    return logs / f"attempt-{attempt}" if attempt else logs
+
+
 class MetricFiles:
     """The metrics of a run, read further at each look. One thread looks at a time."""
 
     def __init__(self, directory: LakePath) -> None:
         self._logs = directory / "logs"
-        self._attempt = 0
+        self._attempt = ""
         self._files: dict[int, _RankFile] = {}
 
     def look(self) -> MetricPlots:
@@ -130,12 +137,10 @@ class MetricFiles:
 
     def _home(self) -> LakePath:
         """Return the directory of the last attempt's files; forget those of attempts before."""
-        names = self._logs.names(only_directories=True)
-        numbers = [int(match[1]) for match in map(ATTEMPT.fullmatch, names) if match]
-        attempt = max(numbers, default=0)
-        if attempt != self._attempt:
-            self._attempt, self._files = attempt, {}
-        return self._logs / f"attempt-{attempt}" if attempt else self._logs
+        home = last_attempt_directory(self._logs)
+        if self._attempt != home.url:
+            self._attempt, self._files = home.url, {}
+        return home
 
     def _sizes(self, home: LakePath) -> dict[int, int]:
         try:
@@ -193,7 +198,7 @@ def plots_json(plots: MetricPlots, began: float | None) -> dict[str, Any]:
     used = [Series(s.rank, tuple((at - zero, busy) for at, busy in s.points)) for s in plots.gpus]
     return {
         "metrics": [
-            {"name": _readable(name), "series": [_plain(line) for line in series]}
+            {"name": readable_name(name), "series": [_plain(line) for line in series]}
             for name, series in plots.metrics.items()
         ],
         "gpus": [_plain(line) for line in used],
@@ -201,8 +206,8 @@ def plots_json(plots: MetricPlots, began: float | None) -> dict[str, Any]:
     }
 
 
-def _readable(name: str) -> str:
-    """Return a name that UTF-8 has: a half of a character is none."""
+def readable_name(name: str) -> str:
+    """Return a metric's name as UTF-8 has it; a half of a character becomes "?"."""
     return name.encode(errors="replace").decode()
 
 

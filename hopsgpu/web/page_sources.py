@@ -23,8 +23,10 @@ from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.run_logs import RankLog, log_file, log_sizes
 from hopsgpu.artifacts.run_uses import RunUses, read_uses
 from hopsgpu.artifacts.runs import READERS, RunStore, StoredRun, start_in_id
+from hopsgpu.core.metrics import record_name
 from hopsgpu.core.queue_policy import QueueSnapshot
 from hopsgpu.core.run_record import RunRecord
+from hopsgpu.display.picture import Point
 from hopsgpu.display.run_view import RunSummary, newest, summary_of
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
@@ -32,10 +34,13 @@ from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.lake_root import given_roots, roots_of_users
 from hopsgpu.web.checkpoint_rows import CheckpointRow, checkpoint_rows
 from hopsgpu.web.log_pages import LogPart, read_part
-from hopsgpu.web.metric_series import MetricFiles, MetricPlots
+from hopsgpu.web.metric_series import MetricFiles, MetricPlots, last_attempt_directory
+from hopsgpu.web.node_use import HOUR, TAIL_BYTES, means_by_host, samples_in
+from hopsgpu.web.run_filter import RunFilter
 from hopsgpu.yarn.silent_runs import SilentRuns, silent_runs
 
 if TYPE_CHECKING:
+    from hopsgpu.yarn.application_state import ApplicationState
     from hopsgpu.yarn.cluster_gpus import ClusterGpus
 
 log = logging.getLogger(__name__)
@@ -43,6 +48,12 @@ log = logging.getLogger(__name__)
 # A driver writes its record every ten seconds; clocks may be apart.
 _ACTIVE_SECONDS = 3600.0
 _MAX_ENDED = 2000
+# Runs of a list whose records are read for a restriction, and of each step of the reading.
+_MAX_SEARCHED = 1000
+# Runs and ranks whose samples the page of the cluster shows.
+_MAX_SAMPLED_RUNS = 50
+_MAX_SAMPLED_RANKS = 128
+_SEARCH_STEP = 100
 _MAX_WATCHED = 16
 _MAX_MODELS = 500
 _MAX_VERSIONS = 200
@@ -91,11 +102,15 @@ class RunList:
     Attributes:
         has_more: whether there are older ones.
         problems: why roots cannot be listed.
+        searched: number of the newest runs of which these are those that were wanted.
+        total: number of all runs.
     """
 
     rows: tuple[RunSummary, ...]
     has_more: bool
     problems: tuple[str, ...]
+    searched: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,6 +172,7 @@ class Sources:
     Args:
         queues: returns the queues of gangs with the time there, and what cannot be read.
         find_roots: returns the roots, the caller's own first, and why others are unknown.
+        application_state: returns what YARN says of an application; None without YARN.
         resource_manager: URL of the ResourceManager's pages; "" without YARN.
         silent: asks YARN about silent runs.
     """
@@ -166,6 +182,7 @@ class Sources:
         cluster: Callable[[], ClusterGpus],
         queues: Callable[[], tuple[Mapping[str, tuple[QueueSnapshot, int]], Sequence[str]]],
         find_roots: Callable[[], tuple[Sequence[LakePath], Sequence[str]]],
+        application_state: Callable[[str], ApplicationState] | None = None,
         resource_manager: str = "",
         clock: Callable[[], float] = time.time,
         silent: SilentRuns = SilentRuns(None),  # noqa: B008 - without state
@@ -174,6 +191,7 @@ class Sources:
         self.resource_manager = resource_manager
         self.silent = silent
         self.cluster = cluster
+        self.application_state = application_state
         self._queues = queues
         self._find_roots = find_roots
         self._lock = threading.Lock()
@@ -203,15 +221,31 @@ class Sources:
         snapshots = {name: snapshot for name, (snapshot, _) in queues.items()}
         return GangQueues(snapshots, tuple(problems))
 
-    def runs(self, roots: Sequence[Root], most: int) -> RunList:
-        """Return the newest runs of some roots."""
+    def runs(self, roots: Sequence[Root], wanted: RunFilter, most: int) -> RunList:
+        """Return the newest runs of some roots that a filter accepts.
+
+        A filter searches the newest thousand runs.
+        """
         listings, problems = self._ids(roots, None)
+        limit, now = _MAX_SEARCHED if wanted.is_restricted else most, self.clock()
         # Sort by the times in the ids, so that only the records of shown runs are read.
-        some = [(root, run_id) for root, ids in listings for run_id in ids[:most]]
+        some = [
+            (root, run_id)
+            for root, ids in listings
+            for run_id in ids[:limit]
+            if wanted.can_accept(run_id, now)
+        ]
         some.sort(key=lambda pair: start_in_id(pair[1]) or 0.0, reverse=True)
-        rows = newest(self._rows(some[:most]), most)
-        more = sum(len(ids) for _, ids in listings) > len(rows)
-        return RunList(tuple(rows), more, tuple(problems))
+        some = some[:limit]
+        rows: list[RunSummary] = []
+        searched = 0
+        while searched < len(some) and len(rows) < most:
+            step = some[searched : searched + max(_SEARCH_STEP, most)]
+            rows += [row for row in self._rows(step) if wanted.is_accepted(row)]
+            searched += len(step)
+        total = sum(len(ids) for _, ids in listings)
+        has_more = len(rows) > most or searched < (len(some) if wanted.is_restricted else total)
+        return RunList(tuple(newest(rows, most)), has_more, tuple(problems), searched, total)
 
     def active(self, roots: Sequence[Root]) -> RunList:
         """Return the active runs."""
@@ -259,6 +293,26 @@ class Sources:
                 while len(self._ended) > _MAX_ENDED:
                     self._ended.popitem(last=False)
         return row
+
+    def node_use(self, roots: Sequence[Root]) -> Mapping[str, tuple[Point, ...]]:
+        """Return the GPU use of each node's last hour, as runs of these roots have sampled it.
+
+        The newest 50 runs and their first 128 ranks count. A root or a file that cannot be read
+        is left out: other pages name it.
+        """
+        now = self.clock()
+        listings, _ = self._ids(roots, now - HOUR)
+        some = [(root, run_id) for root, ids in listings for run_id in ids][:_MAX_SAMPLED_RUNS]
+        with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+            files_by_run = pool.map(lambda pair: _sample_files(*pair), some)
+            files = [file for files_of_run in files_by_run for file in files_of_run]
+            tails = pool.map(lambda file: _tail_of(file[1]), files[:_MAX_SAMPLED_RANKS])
+            pairs = (
+                (host, sample)
+                for (host, _), content in zip(files, tails, strict=False)
+                for sample in samples_in(content, now - HOUR)
+            )
+            return means_by_host(pairs, now)
 
     def record(self, root: Root, run_id: str) -> RunRecord:
         """Return a run's record."""
@@ -308,10 +362,10 @@ class Sources:
         part = read_part(log_file(directory, which), sizes[which], begin, can_grow=can_grow)
         return LogText(part, sizes)
 
-    def models(self, root: Root) -> ModelList:
-        """Return the models below a root."""
+    def models(self, root: Root, part: str) -> ModelList:
+        """Return the models below a root whose names contain a text."""
         store = _models(root)
-        names = store.list()
+        names = [name for name in store.list() if part.casefold() in name.casefold()]
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
             entries = list(pool.map(lambda name: model_entry(store, name), names[:_MAX_MODELS]))
         return ModelList(tuple(entries), len(names) - len(entries))
@@ -338,6 +392,30 @@ class Sources:
         return read_uses([root.lake for root in roots], since, self.clock())
 
 
+def _sample_files(root: Root, run_id: str) -> list[tuple[str, LakePath]]:
+    """Return the hosts of a run's ranks with their files of samples; none if it is unreadable."""
+    record = root.store.load(run_id).record
+    if record is None or not record.ranks:
+        return []
+    try:
+        home = last_attempt_directory(root.store.directory(run_id) / "logs")
+    except StoreError:
+        return []
+    return [(rank.host, home / record_name(rank.rank)) for rank in record.ranks]
+
+
+def _tail_of(file: LakePath) -> bytes:
+    """Return the end of a file of samples; nothing if it cannot be read."""
+    try:
+        size = file.stat().size
+        with file.open() as source:
+            source.seek(max(size - TAIL_BYTES, 0))
+            return source.read(TAIL_BYTES)
+    except StoreError as error:
+        log.debug("left out %s: %s", file.url, error)
+        return b""
+
+
 def _models(root: Root) -> ModelStore:
     return ModelStore((root.lake / _MODELS).url)
 
@@ -362,32 +440,36 @@ def live_sources(roots: Sequence[str], environ: Mapping[str, str]) -> Sources:
     Raises:
         ConfigError: the configuration of the cluster cannot be read.
     """
-    cluster, queues, pages = _of_yarn(environ) if is_configured(environ) else _of_machine()
+    cluster, queues, application_state, pages = (
+        _of_yarn(environ) if is_configured(environ) else _of_machine()
+    )
     return Sources(
         cluster,
         queues,
         lambda: given_roots(roots) if roots else roots_of_users(os.environ),
+        application_state,
         pages,
         silent=silent_runs(environ),
     )
 
 
-def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any, str]:
+def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any, Any, str]:
     from hopsgpu.backends.gang_queue_root import configured_queue_directory
     from hopsgpu.backends.inventory import Observer
     from hopsgpu.yarn.gang_queue import GangQueueReader
-    from hopsgpu.yarn.resource_manager import web_addresses
+    from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
     setting = HadoopConf.load(environ).get
     observer = Observer(setting)
     addresses = web_addresses(setting)
     queues = GangQueueReader(configured_queue_directory(environ, setting))
+    find_state = ResourceManager(addresses).application_state
     # A standby ResourceManager redirects browsers to the active one.
-    return observer.observe, queues.read, addresses[0] if addresses else ""
+    return observer.observe, queues.read, find_state, addresses[0] if addresses else ""
 
 
-def _of_machine() -> tuple[Any, Any, str]:
+def _of_machine() -> tuple[Any, Any, Any, str]:
     from hopsgpu.backends.local.machine_gpus import machine_inventory
     from hopsgpu.storage.identity import own_name
 
-    return lambda: machine_inventory(own_name()), lambda: ({}, ()), ""
+    return lambda: machine_inventory(own_name()), lambda: ({}, ()), None, ""

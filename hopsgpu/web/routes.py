@@ -10,11 +10,11 @@ import datetime
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import jinja2
 from starlette.applications import Starlette
@@ -24,23 +24,36 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from hopsgpu.artifacts.run_logs import RankLog
-from hopsgpu.artifacts.runs import run_name
+from hopsgpu.artifacts.runs import StoredRun, run_name
 from hopsgpu.core import formats
 from hopsgpu.core.run_record import OTHER_SCHEMA, ApplicationReport, RunRecord, SearchRecord
 from hopsgpu.core.usage_report import DAY, GROUPINGS, USER, moment_of, sum_usage
 from hopsgpu.core.version import __version__
 from hopsgpu.display import phrases
 from hopsgpu.display.charts import SHARES, lines_image
-from hopsgpu.display.run_view import RecordView, record_view, reported_text
-from hopsgpu.errors import HopsGpuError
+from hopsgpu.display.picture import Point
+from hopsgpu.display.run_comparison import MAX_RUNS, compare_runs
+from hopsgpu.display.run_facts import YARN_ID
+from hopsgpu.display.run_view import RecordView, record_view, reported_text, summary_of
+from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, PERMISSION
 from hopsgpu.storage.names import model_name
 from hopsgpu.storage.timed_reads import ReadResult
 from hopsgpu.web.access import Guard, Secrets, Server, field_of, is_same
 from hopsgpu.web.cluster_view import cluster_view, queue_view
 from hopsgpu.web.coordinates import Coordinates, coordinates
+from hopsgpu.web.metric_overlay import (
+    SMOOTHINGS,
+    OverlayPlot,
+    label_of,
+    logarithms,
+    overlay_json,
+    overlay_plots,
+)
 from hopsgpu.web.metric_series import MetricPlots, plots_json
+from hopsgpu.web.node_use import HOUR
 from hopsgpu.web.page_sources import Root, Roots, RunList, Sources
+from hopsgpu.web.run_filter import PERIODS, STATES, RunFilter, filter_of
 from hopsgpu.web.shared_reads import SharedReads
 from hopsgpu.web.usage_view import KINDS, UsageView, usage_view
 
@@ -55,7 +68,10 @@ _ACTIVE_SECONDS = 10.0
 _LIST_SECONDS = 5.0
 _SLOW_SECONDS = 30.0
 _PATIENT_SECONDS = 6.0
-_MAX_RUNS = 50
+_LISTED_RUNS = 50
+_MOST_LISTED_RUNS = 1000
+# Runs that the page of a comparison offers.
+_OFFERED_RUNS = 30
 _ALL = "all"
 _PERIODS = ("24h", "7d", "30d", "90d", "365d", _ALL)
 _PERIOD = "30d"
@@ -70,6 +86,12 @@ _MISSING = (ABSENT, DAMAGED, OTHER_SCHEMA, PERMISSION)
 
 class Missing(Exception):
     """An address of something that does not exist; the message says of what."""
+
+
+@dataclass(frozen=True)
+class RunToCompare:
+    root: Root
+    record: RunRecord
 
 
 class Pages:
@@ -113,6 +135,8 @@ class Pages:
             Route("/", self.cluster),
             Route("/queue", self.queue),
             Route("/runs", self.runs),
+            Route("/compare", self.compare),
+            Route("/compare/metrics.json", self.compared_metrics),
             Route(at_run, self.run),
             Route(f"{at_run}/metrics.json", self.metrics),
             Route(f"{at_run}/log", self.log),
@@ -125,12 +149,24 @@ class Pages:
         ]
 
     async def cluster(self, request: Request) -> Response:
-        gpus, active = await asyncio.gather(
-            self._yarn.get("gpus", self._sources.cluster), self._active()
+        gpus, active, used = await asyncio.gather(
+            self._yarn.get("gpus", self._sources.cluster), self._active(), self._node_use()
         )
         view = None if gpus.value is None else cluster_view(gpus.value, active.rows)
         return self._page(
-            request, "cluster.html", view=view, gpus=gpus, problems=active.problems, active=active
+            request,
+            "cluster.html",
+            view=view,
+            gpus=gpus,
+            problems=(*active.problems, used.problem),
+            active=active,
+            use=_use_images(used.value or {}, self._sources.clock()),
+        )
+
+    async def _node_use(self) -> ReadResult[Mapping[str, Sequence[Point]]]:
+        roots = await self._roots()
+        return await self._lake.get(
+            "node use", lambda: self._sources.node_use(roots.roots), fresh=_SLOW_SECONDS
         )
 
     async def queue(self, request: Request) -> Response:
@@ -148,21 +184,106 @@ class Pages:
     async def runs(self, request: Request) -> Response:
         roots = await self._roots()
         chosen = request.query_params.get("of", "")
-        wanted, key = self._choose(roots, chosen)
-        most = min(max(_number(request, "most") or _MAX_RUNS, 1), 1000)
-        listed = await self._lake.get(
-            ("runs", key, most), lambda: self._sources.runs(wanted, most), fresh=_LIST_SECONDS
-        )
+        among, key = self._choose(roots, chosen)
+        wanted = _find_or_missing(lambda: filter_of(request.query_params))
+        most = min(max(_number(request, "most") or _LISTED_RUNS, 1), _MOST_LISTED_RUNS)
+        listed = await self._list_runs(among, key, wanted, most)
         odd = () if listed.value is None else listed.value.problems
+        has_more = listed.value is not None and listed.value.has_more and most < _MOST_LISTED_RUNS
+        more = {"of": key, **wanted.query(), "most": min(most * 4, _MOST_LISTED_RUNS)}
         return self._page(
             request,
             "runs.html",
             listed=listed,
             roots=roots.roots,
             chosen=key,
-            most=most,
+            wanted=wanted,
+            states=STATES,
+            periods=PERIODS,
+            more=urlencode(more, errors="replace") if has_more else "",
             problems=(listed.problem, *odd, *roots.problems),
         )
+
+    async def _list_runs(
+        self, roots: Sequence[Root], key: str, wanted: RunFilter, most: int
+    ) -> ReadResult[RunList]:
+        """Return the newest runs of some roots, which `key` names."""
+        return await self._lake.get(
+            ("runs", key, wanted, most),
+            lambda: self._sources.runs(roots, wanted, most),
+            fresh=_LIST_SECONDS,
+        )
+
+    async def compare(self, request: Request) -> Response:
+        roots = await self._roots()
+        runs, problems = await self._runs_to_compare(request, roots)
+        plots, left_out, unreadable = await self._overlay(request, runs)
+        now = self._sources.clock()
+        summaries = [
+            summary_of(StoredRun(run.record.run_id, run.record), now, run.root.key) for run in runs
+        ]
+        offered = await self._list_runs(
+            *self._choose(roots, ""), wanted=RunFilter(), most=_OFFERED_RUNS
+        )
+        chosen = {(row.root, row.run_id) for row in summaries}
+        return self._page(
+            request,
+            "compare.html",
+            comparison=compare_runs([run.record for run in runs], now),
+            runs=[(label_of(number), row) for number, row in enumerate(summaries)],
+            offered=[
+                row
+                for row in (() if offered.value is None else offered.value.rows)
+                if (row.root, row.run_id) not in chosen and not row.problem
+            ],
+            plots=plots,
+            images=_overlay_images(plots, is_log=_has_log(request)),
+            left_out=left_out,
+            smoothings=SMOOTHINGS,
+            smoothing=_smoothing(request),
+            is_log=_has_log(request),
+            has_only_differences="only" in request.query_params,
+            query=urlencode(request.query_params.multi_items(), errors="replace"),
+            most=MAX_RUNS,
+            problems=(*problems, *unreadable),
+        )
+
+    async def compared_metrics(self, request: Request) -> Response:
+        """Return the metrics of compared runs for the page's script."""
+        runs, _ = await self._runs_to_compare(request, await self._roots())
+        plots, _, _ = await self._overlay(request, runs)
+        return JSONResponse(overlay_json(plots))
+
+    async def _runs_to_compare(
+        self, request: Request, roots: Roots
+    ) -> tuple[list[RunToCompare], list[str]]:
+        """Return the runs that a query names, and why others are missing.
+
+        A run is named by the key of its root and its id, or by its id if the root is the reader's.
+        """
+        names = [*dict.fromkeys(request.query_params.getlist("run"))]
+        problems = [f"at most {MAX_RUNS} runs are compared"] if len(names) > MAX_RUNS else []
+        places = [_find_or_missing(partial(_run_named, roots, name)) for name in names[:MAX_RUNS]]
+        reads = await asyncio.gather(*(self._record(*place) for place in places))
+        runs = []
+        for (root, run_id), read in zip(places, reads, strict=True):
+            if read.value is None:
+                problems.append(f"run {run_id}: {read.problem}")
+            else:
+                runs.append(RunToCompare(root, read.value))
+        return runs, problems
+
+    async def _overlay(
+        self, request: Request, runs: Sequence[RunToCompare]
+    ) -> tuple[Sequence[OverlayPlot], int, list[str]]:
+        """Return the plots of compared runs, how many are left out, and what cannot be read."""
+        reads = await asyncio.gather(
+            *(self._plots_of(run.root, run.record.run_id, run.record.kind) for run in runs)
+        )
+        plots, left_out = overlay_plots(
+            [read.value for read in reads], float(_smoothing(request)), is_log=_has_log(request)
+        )
+        return plots, left_out, [read.problem for read in reads if read.problem]
 
     def _choose(self, roots: Roots, key: str) -> tuple[Sequence[Root], str]:
         """Return the roots that a reader chose, and the choice; by default the caller's own."""
@@ -183,7 +304,7 @@ class Pages:
         pages = self._sources.resource_manager
         view = record_view(record.value, url, now, root.key, pages, report)
         plots, saved, asked, tail = await asyncio.gather(
-            self._plots_of(root, run_id, view),
+            self._plots_of(root, run_id, view.summary.kind),
             self._read("checkpoints", self._sources.checkpoints, root, run_id, _ACTIVE_SECONDS),
             self._is_asked(root, run_id, is_running=view.summary.is_running),
             self._tail(root, run_id, view),
@@ -198,6 +319,9 @@ class Pages:
             images=_images(plots.value),
             checkpoints=saved,
             is_cancel_requested=bool(asked.value),
+            driver_log=await self._driver_log(record.value),
+            call=record.value.call,
+            driver_host=record.value.environment.driver.get("host", ""),
             tail=tail,
             form=self._secrets.form,
             curve=_curve_image(view),
@@ -217,6 +341,24 @@ class Pages:
             (name, root.key, run_id), lambda: read(root, run_id), fresh=fresh
         )
 
+    async def _driver_log(self, record: RunRecord) -> str:
+        """Return the URL of the driver's log in YARN; "" if it is not there, or is unknown."""
+        find_state, container = (
+            self._sources.application_state,
+            record.environment.driver.get("container"),
+        )
+        if find_state is None or not container or not YARN_ID.fullmatch(record.application):
+            return ""
+        application = record.application
+        state = await self._yarn.get(
+            ("driver's log", application), lambda: find_state(application), fresh=_SLOW_SECONDS
+        )
+        # In client mode, the application master is no driver.
+        if state.value is None or state.value.master != container:
+            return ""
+        url = state.value.log
+        return url if url.startswith(("http://", "https://")) else ""
+
     async def _record(self, root: Root, run_id: str) -> ReadResult[RunRecord]:
         return await self._read("record", self._sources.record, root, run_id)
 
@@ -228,8 +370,8 @@ class Pages:
         key = ("application", record.application)
         return (await self._yarn.get(key, lambda: silent.report(record, now))).value
 
-    async def _plots_of(self, root: Root, run_id: str, view: RecordView) -> ReadResult[MetricPlots]:
-        return await self._plots(root, run_id) if view.summary.kind == "gang" else ReadResult(None)
+    async def _plots_of(self, root: Root, run_id: str, kind: str) -> ReadResult[MetricPlots]:
+        return await self._plots(root, run_id) if kind == "gang" else ReadResult(None)
 
     async def _is_asked(self, root: Root, run_id: str, *, is_running: bool) -> ReadResult[bool]:
         if not is_running:
@@ -334,11 +476,12 @@ class Pages:
     async def models(self, request: Request) -> Response:
         roots = await self._roots()
         root = self._choose(roots, request.query_params.get("of", ""))[0][:1]
+        name = _find_or_missing(lambda: filter_of(request.query_params)).name
         listed: ReadResult[Any] = ReadResult(None, "there is no directory of models")
         if root:
             listed = await self._lake.get(
-                ("models", root[0].key),
-                lambda: self._sources.models(root[0]),
+                ("models", root[0].key, name),
+                lambda: self._sources.models(root[0], name),
                 fresh=_ACTIVE_SECONDS,
             )
         return self._page(
@@ -347,6 +490,7 @@ class Pages:
             listed=listed,
             roots=roots.roots,
             chosen=root[0].key if root else "",
+            name=name,
             problems=(listed.problem, *roots.problems),
         )
 
@@ -519,6 +663,32 @@ def _number(request: Request, name: str) -> int | None:
     return int(text)
 
 
+def _run_named(roots: Roots, name: str) -> tuple[Root, str]:
+    """Return the root and the id of the run that a query names; raise ConfigError for none."""
+    key, _, run_id = name.rpartition("/")
+    if key:
+        return roots[key], run_name(run_id)
+    if not roots.roots:
+        raise ConfigError("there is no directory of runs")
+    return roots.roots[0], run_name(run_id)
+
+
+def _smoothing(request: Request) -> str:
+    """Return the smoothing that a reader chose, one of `SMOOTHINGS`.
+
+    Raises:
+        Missing: it is something else.
+    """
+    text = request.query_params.get("smooth", SMOOTHINGS[0])
+    if text not in SMOOTHINGS:
+        raise Missing(f"smooth={text[:99]!r}: must be one of {', '.join(SMOOTHINGS)}")
+    return text
+
+
+def _has_log(request: Request) -> bool:
+    return "log" in request.query_params
+
+
 def _which(request: Request) -> tuple[RankLog, int | None, int | None]:
     """Return the log, the trial and the offset that an address names."""
     which = RankLog(_number(request, "attempt") or 0, _number(request, "rank") or 0)
@@ -594,6 +764,40 @@ def _images(plots: MetricPlots | None) -> Sequence[Mapping[str, Any]]:
         image = lines_image(traces, _WIDTH, _HEIGHT, SHARES)
         images.append({"name": "GPU utilisation", "image": image, "words": f"mean: {words}"})
     return images
+
+
+# As the colours of the script's plots, in the middle between those for light and dark grounds.
+_RUN_COLOURS = ("#3b78f0", "#c9761f", "#2f9e5b", "#9561f0", "#d24a8b", "#2398b0")
+
+
+def _overlay_images(plots: Sequence[OverlayPlot], *, is_log: bool) -> Sequence[Mapping[str, Any]]:
+    """Return plots of compared runs for readers without scripts, each with its text."""
+    return [
+        {
+            "name": plot.name,
+            "words": plot.words,
+            "image": lines_image(
+                [logarithms(s.points) if is_log else s.points for s in plot.series],
+                _WIDTH,
+                _HEIGHT,
+                colours=[_RUN_COLOURS[series.run] for series in plot.series],
+            ),
+        }
+        for plot in plots
+    ]
+
+
+def _use_images(
+    points_by_host: Mapping[str, Sequence[Point]], now: float
+) -> Mapping[str, Mapping[str, str]]:
+    """Return a small plot of each host's GPU use in the last hour, with its text."""
+    return {
+        host: {
+            "image": lines_image([points], 120, 24, SHARES, (now - HOUR, now)),
+            "words": f"{sum(use for _, use in points) / len(points):.0%}",
+        }
+        for host, points in points_by_host.items()
+    }
 
 
 def _curve_image(view: RecordView) -> str:

@@ -29,7 +29,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), "/usr/bin/chromium")
 DRIVER = Path(__file__).with_name("pages_driver.py")
 UUIDS = local_scripts.UUIDS[1:]
-WIDTHS = (400, 900, 1600)
+WIDTHS = (400, 1000, 1600)
 EVIL = "<script>document.title='mine'</script>"
 # What no page may have: elements without a name for a screen reader, ids that two have, and so on.
 NAMELESS = """() => {
@@ -191,6 +191,8 @@ def addresses(runs: dict[str, str], root: str) -> dict[str, str]:
         "cluster": "",
         "queue": "queue",
         "runs": "runs",
+        "found": "runs?state=failed&name=breaks",
+        "compare": f"compare?run={root}/{runs['trained']}&run={root}/{runs['running']}",
         **{name: f"{at}/{run_id}" for name, run_id in runs.items()},
         "log": f"{at}/{runs['running']}/log?rank=0",
         "models": "models",
@@ -299,6 +301,60 @@ def test_a_search_has_a_line_for_each_trial(
     expect(page.get_by_role("heading", level=1)).to_contain_text("Trial 3")
 
 
+def test_runs_are_searched_without_scripts(opened: Open, url: str, runs: dict[str, str]) -> None:
+    page = opened(java_script_enabled=False)
+    go(page, url, "runs")
+    page.get_by_label("State").select_option("failed")
+    page.get_by_label("Name or id").fill("BREAKS")
+    page.get_by_role("button", name="Show").click()
+    rows = page.get_by_role("region", name="Runs").locator("tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows.first).to_contain_text(runs["failed"])
+    expect(page.get_by_label("State")).to_have_value("failed")
+    page.get_by_role("link", name="Show all").click()
+    assert rows.count() > 3
+
+
+def test_chosen_runs_are_compared(opened: Open, url: str, runs: dict[str, str], home: Path) -> None:
+    page = opened(1600)
+    go(page, url, "runs")
+    for name in ("trained", "running"):
+        page.get_by_label(f"Compare {runs[name]}").check()
+    # The list is renewed meanwhile, and keeps the choice.
+    made = page.locator("#made").inner_text()
+    assert until(lambda: page.locator("#made").inner_text() != made, 60)
+    page.get_by_role("button", name="Compare the chosen runs").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Compare runs")
+    parameters = page.get_by_role("region", name="Parameters").get_by_role("row")
+    expect(parameters.filter(has_text="steps").first).to_contain_text("120")
+    expect(parameters.filter(has_text="steps").first).to_contain_text("100000")
+    expect(page.locator(".plots canvas")).to_have_count(2)  # loss, accuracy
+    page.get_by_label("Logarithmic scale").check()
+    page.get_by_label("Smoothing").select_option("0.9")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator(".plots canvas")).to_have_count(2)
+    assert "log=1" in page.url and "smooth=0.9" in page.url
+    expect(page.locator(".plots .u-legend").first).to_contain_text(re.compile(r"A:?.*B"))
+
+
+def test_wide_screens_have_two_columns_and_narrow_ones_cards(
+    opened: Open, url: str, runs: dict[str, str], home: Path
+) -> None:
+    page = opened(1600)
+    go(page, url, f"runs/{home.name}/{runs['trained']}")
+    metrics, details = page.locator("#metrics"), page.locator("#facts")
+    left, right = metrics.bounding_box(), details.bounding_box()
+    assert left is not None and right is not None and right["x"] > left["x"] + 400
+    page.set_viewport_size({"width": 400, "height": 900})
+    left, right = metrics.bounding_box(), details.bounding_box()
+    assert left is not None and right is not None and right["x"] == left["x"]
+    go(page, url, "runs")
+    card = page.locator(".cards tbody tr").first
+    assert card.evaluate("e => getComputedStyle(e).display") == "block"
+    cell = card.locator("td[data-label]").first
+    assert cell.evaluate("e => getComputedStyle(e, '::before').content") == '"State"'
+
+
 def test_pages_renew_themselves_and_keep_the_focus(
     opened: Open, url: str, runs: dict[str, str], home: Path
 ) -> None:
@@ -333,7 +389,7 @@ def test_the_keyboard_reaches_all(opened: Open, url: str, runs: dict[str, str]) 
     box = page.get_by_text("Skip to the content").bounding_box()
     assert box is not None and box["y"] >= 0
     order = []
-    for _ in range(12):
+    for _ in range(30):
         page.keyboard.press("Tab")
         order.append(page.evaluate(told).split("\n")[0])
         outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")

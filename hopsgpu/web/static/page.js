@@ -19,7 +19,7 @@
     if (changes.length) news.textContent = changes.join("; ");
   }
 
-  // What has the focus, and where a table was scrolled to, must survive the exchange.
+  // What has the focus, what is chosen, and where a table was scrolled to, must survive the exchange.
   function place(root, element) {
     const all = [...root.querySelectorAll("a, button, summary, input, [tabindex]")];
     const at = all.indexOf(element);
@@ -32,11 +32,13 @@
     if (selection && !selection.isCollapsed && old.contains(selection.anchorNode)) return;
     const before = told(old);
     const focused = old.contains(document.activeElement) ? place(old, document.activeElement) : null;
+    const chosen = new Set([...old.querySelectorAll("input:checked")].map((e) => e.name + e.value));
     const scrolled = [...old.querySelectorAll(".scroll, pre")].map((e) => [e.scrollLeft, e.scrollTop]);
     old.replaceChildren(...[...fresh.childNodes].map((node) => document.importNode(node, true)));
     [...old.querySelectorAll(".scroll, pre")].forEach((e, n) => {
       if (scrolled[n]) [e.scrollLeft, e.scrollTop] = scrolled[n];
     });
+    for (const e of old.querySelectorAll("input[type=checkbox]")) e.checked = chosen.has(e.name + e.value);
     if (focused) {
       const all = [...old.querySelectorAll("a, button, summary, input, [tabindex]")];
       const same = all.find((e) => focused.href !== null && e.getAttribute("href") === focused.href

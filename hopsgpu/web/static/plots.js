@@ -10,10 +10,17 @@
   const short = (value) => (value === null || value === undefined ? "-" : Number(value.toPrecision(5)).toString());
   const percent = (value) => (value === null || value === undefined ? "-" : `${Math.round(value * 100)} %`);
 
+  // A series is of a rank, or of a run that a comparison gives a letter.
+  const nameOf = (one) => one.label || `rank ${one.rank}`;
+
   function joined(series) {
     const tables = series.map((one) => [one.points.map((p) => p[0]), one.points.map((p) => p[1])]);
     return tables.length ? window.uPlot.join(tables) : [[]];
   }
+
+  // Steps and seconds are whole numbers; so are the distances of an axis' marks.
+  const whole = [1, 2, 5].flatMap((n) => [...Array(13).keys()].map((k) => n * 10 ** k)).sort((a, b) => a - b);
+  const isLog = box.dataset.log === "1";
 
   function options(series, width, shares) {
     const axis = { stroke: colour("--faint"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false } };
@@ -21,17 +28,17 @@
     return {
       width,
       height: 200,
-      scales: { x: { time: false }, y: shares ? { range: [0, 1] } : {} },
+      scales: { x: { time: false }, y: shares ? { range: [0, 1] } : isLog ? { distr: 3 } : {} },
       axes: [
-        { ...axis, size: 30 },
+        { ...axis, size: 30, incrs: whole },
         { ...axis, size: 62, ...(values ? { values } : {}) },
       ],
       series: [
         { label: shares ? "second" : "step" },
         ...series.map((one, n) => ({
-          label: `rank ${one.rank}`,
-          stroke: colour(`--c${n % 8}`),
-          width: n ? 1 : 1.8,
+          label: nameOf(one),
+          stroke: colour(`--c${(one.colour ?? n) % 8}`),
+          width: n && !one.label ? 1 : 1.8,
           spanGaps: true,
           points: { show: one.points.length < 2 },
           value: (u, v) => (shares ? percent(v) : short(v)),
@@ -73,11 +80,11 @@
     return `last ${short(last[1])} at step ${last[0]} (rank ${series[0].rank}), from ${short(least)} to ${short(most)}`;
   }
 
-  function draw(name, series, shares) {
+  function draw(name, series, shares, caption) {
     if (!series.length) return;
     const place = figure(name);
-    place.querySelector("figcaption .faint").textContent = words(series, shares);
-    const key = series.map((one) => one.rank).join(",");
+    place.querySelector("figcaption .faint").textContent = caption || words(series, shares);
+    const key = series.map(nameOf).join(",");
     const before = drawn.get(name);
     if (before && before.key === key) {
       before.series = series;
@@ -95,7 +102,7 @@
       place.append(chart);
     }
     const plot = new window.uPlot(options(series, place.clientWidth, shares), joined(series), chart);
-    drawn.set(name, { plot, key, series, shares, place });
+    drawn.set(name, { plot, key, series, shares, caption, place });
   }
 
   async function load() {
@@ -104,7 +111,7 @@
       const answer = await fetch(box.dataset.plots, { cache: "no-store" });
       if (!answer.ok) return;
       const told = await answer.json();
-      told.metrics.forEach((metric) => draw(metric.name, metric.series, false));
+      told.metrics.forEach((metric) => draw(metric.name, metric.series, false, metric.words));
       draw("GPU utilisation", told.gpus, true);
     } catch {
       // The pictures, or the plots so far, stay; the next look follows.
@@ -115,7 +122,7 @@
     for (const [name, one] of [...drawn]) {
       one.plot.destroy();
       drawn.delete(name);
-      draw(name, one.series, one.shares);
+      draw(name, one.series, one.shares, one.caption);
     }
   }
 

@@ -23,7 +23,9 @@ from tests.unit.records import NEW, OLD, SEARCH, record_of
 
 
 def run_of(run_id: str, arguments: dict[str, str], **changes: Any) -> RunRecord:
-    return record_of(run_id, call=CallRecord("mine.train", "sha256:" + "a" * 64, arguments), **changes)
+    return record_of(
+        run_id, call=CallRecord("mine.train", "sha256:" + "a" * 64, arguments), **changes
+    )
 
 
 def groups_of(*records: RunRecord) -> dict[str, ComparisonGroup]:

@@ -13,6 +13,7 @@ from hopsgpu.storage.lake import LakePath
 from hopsgpu.web.access import Secrets, Server
 from hopsgpu.web.page_sources import Sources
 from hopsgpu.web.routes import application
+from hopsgpu.yarn.application_state import ApplicationState
 from hopsgpu.yarn.cluster_gpus import ClusterGpus
 
 KNOWN = Secrets("the-token", "the-session", "the-form")
@@ -36,9 +37,10 @@ def sources_of(
     queues: Callable[[], Queues] = no_queues,
     clock: Callable[[], float] = time.time,
     others: Sequence[Path] = (),
+    application: Callable[[str], ApplicationState] | None = None,
 ) -> Sources:
     lakes = [LakePath(f"file://{path}") for path in (root, *others)]
-    return Sources(cluster, queues, lambda: (lakes, ()), RESOURCE_MANAGER, clock)
+    return Sources(cluster, queues, lambda: (lakes, ()), application, RESOURCE_MANAGER, clock)
 
 
 def browser(

@@ -18,6 +18,8 @@ from starlette.testclient import TestClient
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.core.queue_policy import Bound, QueueSnapshot, Ticket, queue_tag
 from hopsgpu.errors import HopsGpuError
+from hopsgpu.web import page_sources
+from hopsgpu.yarn.application_state import application_state_of
 from hopsgpu.yarn.cluster_gpus import ClusterGpus
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
@@ -84,6 +86,72 @@ def test_more_runs_than_a_page_has(root: Path, client: TestClient) -> None:
     text = page(client, "/runs?most=2")
     assert text.count('scope="row"') == 2 and "?of=lake&most=8" in html.unescape(text)
     assert "Show more" not in page(client, "/runs?most=8")
+
+
+def test_runs_are_searched_and_the_address_remembers_it(root: Path, client: TestClient) -> None:
+    put_run(root, RUN, "running", user="alice")
+    put_run(root, OTHER, "failed", error=ERROR, user="bob", name="other")
+    put_run(root, "tune-20261122-120000-3fa1c0", model="hdfs://lake/models/digits/3")
+    failed = page(client, "/runs?state=failed")
+    assert OTHER in failed and f"/{RUN}" not in failed
+    assert "<option selected>failed</option>" in failed
+    assert "Searched: 3 of 3 runs." in words(failed)
+    text = page(client, "/runs?model=DIGITS&name=tune&user=ali")
+    assert text.count('scope="row"') == 1 and 'name="model" value="DIGITS"' in text
+    assert "No run fits." in page(client, f"/runs?name={EVIL}")
+    more = html.unescape(page(client, "/runs?user=a&most=1"))
+    assert 'href="?of=lake&user=a&most=4"' in more
+
+
+def test_a_search_reads_no_more_records_than_it_needs(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_sources, "_MAX_SEARCHED", 6)
+    monkeypatch.setattr(page_sources, "_SEARCH_STEP", 2)
+    for number in range(1, 10):
+        user = "alice" if number == 4 else "bob"
+        put_run(root, f"fit-2026110{number}-201502-3fa1c0", user=user)
+    client = browser(sources_of(root))
+    text = page(client, "/runs?user=alice")
+    assert "fit-20261104" in text and "Searched: 6 of 9 runs." in words(text)
+    assert "Searched: 2 of 9 runs." in words(page(client, "/runs?user=bob&most=2"))
+    assert "No run fits." in page(client, "/runs?name=fit-20261101")
+
+
+def test_runs_are_compared(root: Path, client: TestClient) -> None:
+    for run_id, rate, loss in ((RUN, "0.1", 0.5), (OTHER, EVIL, 0.25)):
+        call = {
+            "function": "train",
+            "code_digest": "sha256:ab",
+            "arguments": {"lr": rate, "n": "3"},
+        }
+        directory = put_run(root, run_id, call=call)
+        reports = [{"time": 1.0, "step": s, "metrics": {"loss": loss / (1 + s)}} for s in range(3)]
+        (directory / "logs" / "metrics-0.jsonl").write_text(
+            "".join(json.dumps(one) + "\n" for one in reports)
+        )
+    query = f"run=lake/{RUN}&run={OTHER}"
+    text = page(client, f"/compare?{query}")
+    assert "<script>alert" not in text and f"lr 0.1 {EVIL}" in words(text)
+    assert '<tr class="differs"><th scope="row">lr' in text
+    assert "A 0.1667 at step 2, B 0.08333 at step 2" in text and '<img src="data:image' in text
+    only = words(page(client, f"/compare?{query}&only=1&log=1&smooth=0.9"))
+    assert "n 3 3" not in only and f"lr 0.1 {EVIL}" in only
+    found = client.get(f"/compare/metrics.json?{query}&smooth=0.6").json()
+    (loss_plot,) = found["metrics"]
+    assert [one["label"] for one in loss_plot["series"]] == ["A", "B"]
+    assert loss_plot["series"][0]["points"][1][1] > 0.25
+
+
+def test_runs_that_cannot_be_compared_are_named(root: Path, client: TestClient) -> None:
+    put_run(root, RUN)
+    put_run(root, OTHER)
+    text = page(client, f"/compare?run=lake/{RUN}&run=lake/none")
+    assert "run none:" in text and "Choose at least one more run" in words(text)
+    assert f'value="lake/{OTHER}"' in text
+    many = "&".join(f"run=lake/r{n}" for n in range(9))
+    assert "at most 6 runs are compared" in page(client, f"/compare?{many}")
+    assert "Choose at least one pair of runs" in words(page(client, "/compare"))
 
 
 def test_roots_of_others_are_chosen(tmp_path: Path) -> None:
@@ -245,7 +313,9 @@ def test_a_huge_record_is_named_and_not_read(root: Path, client: TestClient) -> 
         "/models/lake/%2e%2e%2f", "/static/..%2froutes.py", "/static/%2e%2e/routes.py",
         "/static/..%2f..%2f..%2fsetup.py", "//etc/passwd", "/runs/lake/x/log?rank=../../x",
         "/runs/lake/x/log?rank=-1", "/runs/lake/x/log?attempt=1e9", "/runs/lake/x/log?from=%C2%B2",
-        "/runs?most=x", "/usage?by=x", "/usage?since=1d;x",
+        "/runs?most=x", "/usage?by=x", "/usage?since=1d;x", "/runs?state=x", "/runs?since=1s",
+        "/compare?run=..%2f..%2fetc", "/compare?run=none/x", "/compare?run=lake/..",
+        "/compare?run=", "/compare?smooth=1", "/compare/metrics.json?run=lake/../x",
     ],
 )  # fmt: skip
 def test_no_address_leads_out_of_a_root(root: Path, client: TestClient, path: str) -> None:
@@ -363,6 +433,25 @@ def test_the_application_and_the_queue_lead_to_the_resource_manager(
     assert RESOURCE_MANAGER not in of_run(client, OTHER)
 
 
+def test_a_driver_in_yarn_has_its_log_there(root: Path) -> None:
+    container = "container_17_0001_01_000001"
+    driver = {"host": "node1", "container": container}
+    put_run(root, RUN, application="application_17_0001", environment={"driver": driver})
+    put_run(root, OTHER, application="application_17_0001")
+
+    def link(run_id: str, log: str) -> tuple[str, bool]:
+        app = {"id": "application_17_0001", "state": "RUNNING", "amContainerLogs": log}
+        sources = sources_of(root, application=lambda _: application_state_of(app))
+        return words(of_run(browser(sources), run_id)), log in of_run(browser(sources), run_id)
+
+    url = f"http://node1:8042/node/containerlogs/{container}/alice"
+    assert link(RUN, url)[1] and "driver's log in YARN" in link(RUN, url)[0]
+    assert not link(RUN, f"javascript:alert(1)//{container}")[1]
+    assert not link(RUN, url.replace("000001", "000009"))[1]
+    told, has_link = link(OTHER, url)
+    assert not has_link and "not in YARN: the driver wrote it where it ran, on laptop" in told
+
+
 def test_models_and_versions(root: Path, client: TestClient, tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("w")
     store = ModelStore(f"file://{root}/models")
@@ -371,6 +460,8 @@ def test_models_and_versions(root: Path, client: TestClient, tmp_path: Path) -> 
     (root / "models" / "digits" / "1" / "hopsgpu-manifest.json").write_text("{")
     listed = words(page(client, "/models"))
     assert "digits 2 2 prod → 2" in listed
+    assert "No model fits." in page(client, "/models?name=letters")
+    assert "digits" in words(page(client, "/models?name=DIG"))
     text = page(client, "/models/lake/digits")
     assert f"runs/lake/{RUN}" in text and "loss=0.5" in text and "<script>alert" not in text
     page(client, "/models/lake/none", 404)
@@ -402,6 +493,22 @@ def test_the_cluster_shows_who_has_what(root: Path) -> None:
     assert "1 free" in told and "application_1_0001" in told and f"runs/lake/{RUN}" in text
     assert "ERROR no GPU can be used" in told and "timed out" in told
     assert "\x1b" not in text
+
+
+def test_the_cluster_shows_how_busy_nodes_were(root: Path) -> None:
+    directory = put_run(root, RUN, "running", application="application_1_0001")
+    host = FOUND.nodes[0].host
+    record = json.loads((directory / "run.json").read_text())
+    record["ranks"][1]["host"] = host
+    (directory / "run.json").write_text(json.dumps(record))
+    (directory / "logs" / "attempt-1").mkdir()
+    for attempt, use in (("", 0.1), ("attempt-1", 0.75)):
+        sample = {"time": time.time() - 60, "gpu": {"uuid": "GPU-2", "utilisation": use}}
+        file = directory / "logs" / attempt / "metrics-1.jsonl"
+        file.write_text(json.dumps(sample) + "\n")
+    client = browser(sources_of(root, lambda: FOUND))
+    assert "mean 75%" in words(page(client, "/"))
+    assert "Use, last hour" not in page(browser(sources_of(root / "x", lambda: FOUND)), "/")
 
 
 def test_the_queue_shows_who_waits(root: Path) -> None:

@@ -13,6 +13,7 @@ from hopsgpu.storage.lake import LakePath
 from hopsgpu.web.coordinates import MAX_LINES, coordinates
 from hopsgpu.web.log_pages import MAX_BYTES, read_part
 from hopsgpu.web.metric_series import MetricFiles
+from hopsgpu.web.node_use import means_by_host, samples_in
 from tests.unit.searches import trial
 
 
@@ -130,3 +131,27 @@ def test_errors_without_a_traceback() -> None:
     told = failure_of("the lake is away")
     assert (told.traceback, told.words, told.rank) == ("", "the lake is away", None)
     assert failure_of("").words == ""
+
+
+def test_samples_become_means_of_minutes_by_host() -> None:
+    lines = [
+        '{"time": 100, "gpu": {"uuid": "a", "utilisation": 0.5}}',
+        '{"time": 50, "gpu": {"uuid": "a", "utilisation": 0.9}}',
+        '{"time": 110, "step": 3, "metrics": {"\\"gpu\\"": 1}}',
+        '{"time": 120, "gpu": {"uuid": "a", "utilisation": null}}',
+        '{"time": 130, "gpu": {"uuid": "a", "utilisation": 7}}',
+        'tilisation": 0.5}}, "gpu"',
+    ]
+    assert list(samples_in("\n".join(lines).encode(), 60.0)) == [(100.0, 0.5)]
+    now = 10_000.0
+    samples = [
+        *(
+            ("node1", (now - at, use))
+            for at, use in ((10, 0.2), (20, 0.4), (3590, 1.0), (4000, 0.0))
+        ),
+        ("node2", (now - 100, 0.7)),
+    ]
+    assert means_by_host(samples, now) == {
+        "node1": ((now - 3570, 1.0), (now - 30, pytest.approx(0.3))),
+        "node2": ((now - 90, 0.7),),
+    }
