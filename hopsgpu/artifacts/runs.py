@@ -11,7 +11,14 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hopsgpu.core.run_record import LARGEST_RECORD, LOST, ApplicationReport, RunRecord, parse
+from hopsgpu.core.run_record import (
+    APPLICATION_ID,
+    LARGEST_RECORD,
+    LOST,
+    ApplicationReport,
+    RunRecord,
+    parse,
+)
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.lake import FileStatus, LakePath
@@ -30,6 +37,8 @@ _BEGAN = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]+")
 # Threads that read records in parallel.
 READERS = 8
 _MORE_READINGS = 3
+# Records that are read to find a run by its application.
+_MAX_SEARCHED = 200
 # A driver without a sign of life for this long is dead; until then it may be suspended.
 _DEAD_SECONDS = 3600.0
 
@@ -152,6 +161,7 @@ class RunStore:
 
         Args:
             reference: the id, a prefix of it that no other id has, or "last" for the newest run.
+                The id of a YARN application stands for its newest run.
 
         Raises:
             ConfigError: no run matches, or several do.
@@ -166,6 +176,12 @@ class RunStore:
         matches = [run_id for run_id in self.ids() if run_id.startswith(name)]
         if name in matches or len(matches) == 1:
             return name if name in matches else matches[0]
+        if not matches and APPLICATION_ID.fullmatch(reference):
+            if (run_id := self.find_of_application(reference)) is not None:
+                return run_id
+            raise ConfigError(
+                f"{reference} has no run in {self.url}: it has one once its script calls launch()"
+            )
         if not matches:
             raise ConfigError(
                 f"there is no run {reference!r} in {self.url} (`hopsgpu runs` lists them)"
@@ -174,6 +190,19 @@ class RunStore:
         raise ConfigError(
             f"{len(matches)} runs begin with {reference!r}: {shown}; give more characters of the id"
         )
+
+    def find_of_application(self, application_id: str) -> str | None:
+        """Return the id of the newest run of a YARN application.
+
+        Returns:
+            None if the application has no run among the newest ones, whose records are read.
+        """
+        run_ids = self.ids()[:_MAX_SEARCHED]
+        for start in range(0, len(run_ids), READERS):
+            for run in self.read(run_ids[start : start + READERS]):
+                if run.record is not None and run.record.application == application_id:
+                    return run.run_id
+        return None
 
     def record(self, run_id: str) -> RunRecord:
         """Return a run's record; raise StoreError if there is none, or it cannot be read."""

@@ -26,6 +26,7 @@ from hopsgpu.yarn.capacity import cores_per_gpu
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuUser, types_of
 from hopsgpu.yarn.demand import container_of
 from hopsgpu.yarn.node_manager import NodeAnswers, NodeManagers
+from hopsgpu.yarn.queues import queue_path
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import NOTHING, Amount, total
 from hopsgpu.yarn.shortage import obtainable
@@ -199,7 +200,13 @@ def _node(node: Node, answers: NodeAnswers) -> GpuNode:
 
 def _users(overview: Overview) -> tuple[GpuUser, ...]:
     hosts = {node.id: node.host for node in overview.nodes}
-    with_gpus = [app for app in overview.applications if app.used.gpus]
+    # Hadoop before 3.4 has the last part of the path alone.
+    paths = sorted({queue.path for listed in overview.queues.values() for queue in listed})
+    with_gpus = [
+        replace(app, queue=queue_path(app.queue, paths))
+        for app in overview.applications
+        if app.used.gpus
+    ]
     with_gpus.sort(key=lambda app: (-app.used.gpus, app.id))
     return tuple(_user(app, overview.containers.get(app.id, ()), hosts) for app in with_gpus)
 

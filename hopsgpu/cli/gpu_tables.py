@@ -57,7 +57,7 @@ def tables(cluster: ClusterGpus, encoding: str, width: int | None = None) -> Tex
         parts[-1].append(
             [
                 (
-                    f"COULD GET: in executors of {cluster.executor}, if nobody else requests GPUs",
+                    f"COULD GET: in executors of {cluster.executor}, if only you request GPUs",
                     _FAINT,
                 )
             ]

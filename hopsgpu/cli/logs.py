@@ -15,6 +15,7 @@ import click
 
 from hopsgpu.artifacts.run_logs import LogReader, RankLog, log_sizes, parse_log_name
 from hopsgpu.cli.lake_root import lake_root, root_option
+from hopsgpu.core.run_record import APPLICATION_ID
 from hopsgpu.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ def logs(
     """Show what the ranks of a run wrote, also while the run is active.
 
     The ranks are shown one after the other, each line with its rank and node. With --follow,
-    lines appear a few seconds after they were written. For a search, name a trial that has ended,
-    for a score a worker.
+    lines appear a few seconds after they were written, and the command waits for the first run of
+    an application. For a search, name a trial that has ended, for a score a worker.
     """
     from hopsgpu.artifacts.runs import RunStore
 
@@ -77,12 +78,40 @@ def logs(
             " ended; leave one of them out"
         )
     store = RunStore(lake_root())
-    shown = _LogPrinter(store, store.find(run_id), ranks, trial, worker, attempt, as_json)
+
+    def printer(run_id: str) -> _LogPrinter:
+        return _LogPrinter(store, run_id, ranks, trial, worker, attempt, as_json)
+
     if follow:
         with contextlib.suppress(KeyboardInterrupt):
-            shown.follow()
+            printer(_await_run(store, run_id)).follow()
     else:
-        shown.once()
+        printer(store.find(run_id)).once()
+
+
+def _await_run(store: RunStore, reference: str) -> str:
+    """Return the ID of a run; wait for the first run of an application that has none yet.
+
+    Raises:
+        ConfigError: there is no such run, or the application has ended without one.
+        HopsGpuError: the ResourceManager does not answer, or does not know the application.
+    """
+    if not APPLICATION_ID.fullmatch(reference):
+        return store.find(reference)
+    manager = None
+    while (run_id := store.find_of_application(reference)) is None:
+        if manager is None:
+            from hopsgpu.storage.hadoop_conf import HadoopConf
+            from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+
+            manager = ResourceManager(web_addresses(HadoopConf.load().get))
+            click.echo(f"hopsgpu: {reference} has no run yet; waiting for its first one", err=True)
+        if manager.application_state(reference).has_ended:
+            # The application may have written the record before it ended.
+            return store.find(reference)
+        # The lake announces no change.
+        time.sleep(_POLL_SECONDS)
+    return run_id
 
 
 @dataclass

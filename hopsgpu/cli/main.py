@@ -66,7 +66,14 @@ def _drop_output() -> None:
     os.close(nowhere)
 
 
-@click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
+# By itself, click uses at most 80 columns of a wider terminal.
+_WIDEST = 1000
+
+
+@click.group(
+    cls=Main,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST},
+)
 @click.version_option(__version__, prog_name="hopsgpu", message="%(prog)s %(version)s")
 def main() -> None:
     """Run gang-scheduled distributed training on YARN's GPUs."""

@@ -40,7 +40,8 @@ _POLL_SECONDS = 1.0
 def runs(context: click.Context, limit: int, as_json: bool) -> None:
     """Show the runs, the newest first; each command below takes the ID of a run.
 
-    A unique prefix of an ID is enough, and "last" is the newest run.
+    A unique prefix of an ID is enough. "last" is the newest run, and the ID of a YARN application
+    stands for its newest run.
     """
     if context.invoked_subcommand is not None:
         return
@@ -52,10 +53,10 @@ def runs(context: click.Context, limit: int, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([_json_entry(run, now) for run in stored], indent=2))
     elif stored:
-        from hopsgpu.cli.run_tables import LAYOUT, run_rows
+        from hopsgpu.cli.run_tables import LIST_LAYOUT, run_rows
         from hopsgpu.display.run_view import summary_of
 
-        show(list(run_rows([summary_of(run, now) for run in stored])), LAYOUT)
+        show(list(run_rows([summary_of(run, now) for run in stored])), LIST_LAYOUT)
     else:
         click.echo(f"no runs in {store.url}{unset_hint()}")
 

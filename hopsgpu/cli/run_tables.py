@@ -15,31 +15,32 @@ from hopsgpu.units import count_of
 
 _STYLES = {GOOD: "green", BAD: "red", WARNING: "yellow", STRONG: "bold", PLAIN: ""}
 _MAX_TRIALS = 50
+_MINUTE = len("2026-11-22 12:16")
+# An ID is typed and begins with the run's name, so it is not cut unless it is very long.
+LIST_LAYOUT = TableLayout(
+    right=("TOOK", "RANKS", "GPUS"),
+    least={"RUN": 48, "REQUESTED": 12, "RESULT": 12},
+    dropped_first=("RANKS", "REQUESTED", "GPUS", "TOOK"),
+    cut_in_front=("REQUESTED",),
+)
 LAYOUT = TableLayout(
-    right=(
-        *("TOOK", "RANKS", "GPUS", "RANK", "PID", "GPU-USE", "HOST-MEMORY"),
-        *("TRIAL", "TRIES"),
-    ),
-    least={
-        **{"RUN": 24, "NAME": 6, "MODEL": 10, "NODE": 10, "PARAMETERS": 20},
-        **{"LAST REPORT": 16},
-    },
-    dropped_first=("MODEL", "NAME", "RANKS", "TRIES", "TOOK", "PID", "ROLE"),
-    cut_in_front=("RUN", "MODEL"),
+    right=("TOOK", "RANK", "PID", "GPU-USE", "HOST-MEMORY", "TRIAL", "TRIES"),
+    least={"NODE": 10, "PARAMETERS": 20, "LAST REPORT": 16},
+    dropped_first=("TRIES", "TOOK", "PID", "ROLE"),
 )
 
 
 def run_rows(runs: Sequence[RunSummary]) -> Iterator[Row | Fact]:
     """Yield the rows of `hopsgpu runs`."""
-    yield headers("RUN", "STATE", "NAME", "REQUESTED", "TOOK", "RANKS", "GPUS", "MODEL")
+    yield headers("RUN", "STATE", "REQUESTED", "TOOK", "RANKS", "GPUS", "RESULT")
     for run in runs:
         first = [(run.run_id, ""), (run.state, _STYLES[TONES.get(run.state, STRONG)])]
         if run.problem:
-            yield [*first, *[("-", "dim")] * 6]
+            yield [*first, *[("-", "dim")] * 5]
             continue
         cells = (
-            *(run.name, local_time(run.requested), duration(run.took), run.ranks),
-            *(str(run.gpus), run.model or "-"),
+            *(local_time(run.requested)[:_MINUTE], duration(run.took), run.ranks),
+            *(str(run.gpus), run.model or run.error or run.waiting_for or "-"),
         )
         yield [*first, *((cell, "") for cell in cells)]
     foreign = [run for run in runs if run.problem_kind == OTHER_SCHEMA]

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 
     from hopsgpu.backends.spark.submit_command import SubmitJob
     from hopsgpu.storage.lake import LakePath
+    from hopsgpu.yarn.application_state import ApplicationState
     from hopsgpu.yarn.resource_manager import ResourceManager
+    from hopsgpu.yarn.snapshot import Queue
 
 _PYTHON_ENV = "spark.hopsgpu.python_env"
 _IDLE_TIMEOUT = "spark.hopsgpu.idle_timeout"
+_ROOT = "spark.hopsgpu.root"
 _ENDS = {"allow_interspersed_args": False}
 
 
@@ -31,23 +34,33 @@ _OPTIONS = (
     click.option(
         "--deploy-mode",
         type=click.Choice(["client", "cluster"]),
-        help="Run the driver here (client) or in YARN (cluster).  [default: Spark's setting]",
+        help="Run the driver here (client) or in YARN (cluster).  [default: cluster with --detach,"
+        " else spark.submit.deployMode, else client]",
     ),
-    click.option("--queue", metavar="Q", help="YARN queue of the application."),
     click.option(
-        "--name", metavar="N", help="Name of the application.  [default: the script's name]"
+        "--queue",
+        metavar="Q",
+        help="YARN queue of the application.  [default: spark.yarn.queue, else root.default]",
+    ),
+    click.option(
+        "--name",
+        metavar="N",
+        help="Name of the application.  [default: spark.app.name, else the script's file name]",
     ),
     click.option(
         "--conf", "confs", multiple=True, metavar="K=V", help="Set a Spark property (repeatable)."
     ),
     click.option(
-        "--principal", metavar="P", help="Kerberos principal of the application; needs --keytab."
+        "--principal",
+        metavar="P",
+        help="Kerberos principal of the application; needs --keytab.  [default:"
+        " spark.kerberos.principal, else none]",
     ),
     click.option(
         "--keytab",
         metavar="FILE",
         help="Keytab of the principal: no kinit is needed, and runs may last longer than tokens"
-        " do.",
+        " do.  [default: spark.kerberos.keytab, else none]",
     ),
     click.option(
         "--python-env",
@@ -56,17 +69,20 @@ _OPTIONS = (
         metavar="ENV",
         help="Python environment of the ranks whose launch names none: a requirements file,"
         " packages (humanize==4.9; separate several by commas, or repeat the option), a directory,"
-        " a packed archive or a conda environment of this machine. It is stored on the lake.",
+        " a packed archive or a conda environment of this machine. It is stored on the lake."
+        "  [default: spark.hopsgpu.python_env, else the executors' Python]",
     ),
     click.option(
         "--detach",
         is_flag=True,
-        help="In cluster mode, print the application's ID once YARN has accepted it, and return.",
+        help="Run the driver in YARN, print the application's ID once YARN has accepted it, and"
+        " return.  [default: wait for the application's end]",
     ),
     click.option(
         "--proxy-user",
         metavar="USER",
-        help="Act for another user, as gateways do that YARN and HDFS allow it to.",
+        help="Act for another user, as gateways do that YARN and HDFS allow it to.  [default:"
+        " HADOOP_PROXY_USER, else nobody]",
     ),
     click.option(
         "--dry-run", is_flag=True, help="Print the spark-submit command line instead of running it."
@@ -134,7 +150,8 @@ def submission_options(command: Callable[..., None]) -> Callable[..., None]:
     "--idle-timeout",
     metavar="TIME",
     help="End a run whose GPUs all idle for so long while its function runs (30m; off for never),"
-    " unless its launch has a gpu_idle_timeout of its own.",
+    " unless its launch has a gpu_idle_timeout of its own.  [default: spark.hopsgpu.idle_timeout,"
+    " else off]",
 )
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -179,13 +196,15 @@ def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) 
     plan = plan_submission(job, defaults, os.environ, sys.executable)
     binary = find_spark_submit(os.environ)
     manager = None
+    queues: Sequence[Queue] = ()
     if not dry_run:
         hadoop = HadoopConf.load()
         ensure_credentials(HadoopConf.load_hdfs(os.environ).get, plan.properties.get, os.environ)
         manager = ResourceManager(web_addresses(hadoop.get))
         if plan.mode == "cluster":
             check_driver_credentials(manager, plan.properties.get)
-        check_queue(plan.queue, manager.queues())
+        queues = manager.queues()
+        check_queue(plan.queue, queues)
     if python_env is not None:
         # On a node of YARN, the path would name another file.
         url = (_planned_url if dry_run else _on_lake)(python_env, plan.properties)
@@ -203,7 +222,13 @@ def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) 
         sys.stderr.flush()
         os.execve(binary, command, with_bytecode(os.environ))
     else:
-        sys.exit(_attend(job, command, with_bytecode(os.environ), manager))
+        paths = [queue.path for queue in queues]
+        standing = _attend(job, command, with_bytecode(os.environ), manager, paths)
+        if job.is_detached:  # a closed output must not end the application
+            click.echo(standing.id)
+            _say_next_steps(standing.id, plan.properties.get(_ROOT))
+        elif not standing.has_succeeded:
+            sys.exit(1)
 
 
 def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:
@@ -261,7 +286,7 @@ def _root(properties: Mapping[str, str]) -> LakePath:
     from hopsgpu.storage.lake import LakePath
     from hopsgpu.storage.lake_root import default_root
 
-    if named := properties.get("spark.hopsgpu.root"):
+    if named := properties.get(_ROOT):
         return LakePath(named)
     HadoopConf.load()
     return LakePath(default_root(os.environ))
@@ -272,9 +297,13 @@ def _say(text: str) -> None:
 
 
 def _attend(
-    job: SubmitJob, command: Sequence[str], environ: Mapping[str, str], manager: ResourceManager
-) -> int:
-    """Submit in cluster mode; return the exit code."""
+    job: SubmitJob,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    manager: ResourceManager,
+    queue_paths: Sequence[str],
+) -> ApplicationState:
+    """Submit in cluster mode, and wait for the end unless the job is detached."""
     from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
     from hopsgpu.storage.hadoop_conf import HadoopConf
     from hopsgpu.yarn.node_manager import NodeManagers
@@ -283,11 +312,24 @@ def _attend(
         manager, NodeManagers(HadoopConf.load().get), job.tag or "", _say
     )
     with exit_on_signals(signal.SIGINT), attended.end_on_error():
-        standing = attended.submit(command, environ)
+        standing = attended.submit(command, environ, queue_paths)
         if not job.is_detached:
             standing = attended.follow(standing)
             attended.report_end(standing)
-    if job.is_detached:  # a closed output must not end the application
-        click.echo(standing.id)
-        return 0
-    return 0 if standing.has_succeeded else 1
+    return standing
+
+
+def _say_next_steps(application_id: str, root: str | None) -> None:
+    """Tell how to watch and end a detached application, whose run has no ID yet.
+
+    Args:
+        root: root of runs on the lake that the application was given; None for the user's own.
+    """
+    option = "" if root is None else f" --root {shlex.quote(root)}"
+    for purpose, command in (
+        ("its runs", f"hopsgpu runs{option}"),
+        ("its output", f"hopsgpu logs{option} -f {application_id}"),
+        ("cancel its run", f"hopsgpu runs{option} cancel {application_id}"),
+        ("end it", f"yarn application -kill {application_id}"),
+    ):
+        _say(f"{purpose + ':':<16}{command}")

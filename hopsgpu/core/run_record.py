@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ LARGEST_RECORD = MIB
 SILENT_SECONDS = 25.0
 LOST_SECONDS = 60.0
 LOST = "lost"
+# YARN's IDs; on a local master, a run's application has another form.
+APPLICATION_ID = re.compile(r"application_\d+_\d+")
 # Kinds of a StoreError.
 OTHER_SCHEMA = "schema"
 DAMAGED = "damaged"

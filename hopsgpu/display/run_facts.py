@@ -6,13 +6,12 @@ Only `view_of` turns them into text: live displays, cards, the command line and 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hopsgpu.core.formats import local_time, size
 from hopsgpu.core.gpu_losses import time_not_training
-from hopsgpu.core.run_record import LOST, DataRecord
+from hopsgpu.core.run_record import APPLICATION_ID, LOST, DataRecord
 from hopsgpu.core.run_values import GpuSeconds, Timeline, WorldReport
 from hopsgpu.core.trials import COMPLETE, PRUNED, Best
 from hopsgpu.display import phrases, score_phrases, search_phrases
@@ -32,7 +31,6 @@ _FIRST = ("state", "took")
 # The remedy of what ended these runs is another.
 _WITHOUT_ADVICE = ("failed", "cancelled", LOST)
 _LONGEST_PARAMS = 200
-YARN_ID = re.compile(r"application_\d+_\d+")
 
 
 @dataclass(frozen=True)
@@ -206,7 +204,7 @@ def view_of(subject: RunSubject, resource_manager: str = "") -> RunView:
 
 def _general_facts(subject: RunSubject, resource_manager: str) -> Iterator[RunFact]:
     state, took = subject.state, subject.took
-    pages = resource_manager if YARN_ID.fullmatch(subject.application) else ""
+    pages = resource_manager if APPLICATION_ID.fullmatch(subject.application) else ""
     before = f" (was {subject.state_before})" if subject.state_before else ""
     words = f"{state}{before}" if before or not state else phrases.phase(subject)
     queue = subject.queue

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 OTHER = "other"
 _LONGEST = 100
 
@@ -29,18 +27,3 @@ class BoundedNames:
                 return OTHER
             self._given.add(name)
         return name
-
-
-def queue_path(name: str, paths: Sequence[str]) -> str:
-    """Return the path of a queue, which an application may name by the last part alone.
-
-    Args:
-        name: the queue, as the application named it; "" for none.
-    """
-    if not name or name in paths:
-        return name
-    ending = [path for path in paths if path.rpartition(".")[2] == name]
-    if len(ending) == 1:
-        return ending[0]
-    # The queue was removed, or the ResourceManager has not answered yet.
-    return name if name == "root" or name.startswith("root.") else f"root.{name}"

@@ -13,11 +13,11 @@ from hopsgpu.artifacts.run_uses import UsageFiles
 from hopsgpu.artifacts.runs import READERS, RunStore
 from hopsgpu.core.gpu_use import GpuUse
 from hopsgpu.errors import HopsGpuError, StoreError
-from hopsgpu.monitoring.labels import queue_path
 from hopsgpu.monitoring.run_digest import RunDigest, digest_of
 from hopsgpu.monitoring.run_totals import RunTotals, Totals
 from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.lake import LakePath
+from hopsgpu.yarn.queues import queue_path
 
 log = logging.getLogger(__name__)
 

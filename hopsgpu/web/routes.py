@@ -26,14 +26,19 @@ from starlette.staticfiles import StaticFiles
 from hopsgpu.artifacts.run_logs import RankLog
 from hopsgpu.artifacts.runs import StoredRun, run_name
 from hopsgpu.core import formats
-from hopsgpu.core.run_record import OTHER_SCHEMA, ApplicationReport, RunRecord, SearchRecord
+from hopsgpu.core.run_record import (
+    APPLICATION_ID,
+    OTHER_SCHEMA,
+    ApplicationReport,
+    RunRecord,
+    SearchRecord,
+)
 from hopsgpu.core.usage_report import DAY, GROUPINGS, USER, moment_of, sum_usage
 from hopsgpu.core.version import __version__
 from hopsgpu.display import phrases
 from hopsgpu.display.charts import SHARES, lines_image
 from hopsgpu.display.picture import Point
 from hopsgpu.display.run_comparison import MAX_RUNS, compare_runs
-from hopsgpu.display.run_facts import YARN_ID
 from hopsgpu.display.run_view import RecordView, record_view, reported_text, summary_of
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, PERMISSION
@@ -347,7 +352,7 @@ class Pages:
             self._sources.application_state,
             record.environment.driver.get("container"),
         )
-        if find_state is None or not container or not YARN_ID.fullmatch(record.application):
+        if find_state is None or not container or not APPLICATION_ID.fullmatch(record.application):
             return ""
         application = record.application
         state = await self._yarn.get(

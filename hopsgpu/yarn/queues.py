@@ -46,6 +46,21 @@ def _find_queues(queues: Sequence[Queue], name: str) -> list[Queue]:
     return exact or [queue for queue in queues if queue.path.rpartition(".")[2] == name]
 
 
+def queue_path(name: str, paths: Sequence[str]) -> str:
+    """Return the path of a queue, which an application may name by the last part alone.
+
+    Args:
+        name: the queue, as the application named it; "" for none.
+    """
+    if not name or name in paths:
+        return name
+    ending = [path for path in paths if path.rpartition(".")[2] == name]
+    if len(ending) == 1:
+        return ending[0]
+    # The queue was removed, or the ResourceManager has not answered yet.
+    return name if name == "root" or name.startswith("root.") else f"root.{name}"
+
+
 def check_queue(name: str, queues: Sequence[Queue]) -> None:
     """Check that an application can be submitted to a queue.
 

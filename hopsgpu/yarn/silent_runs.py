@@ -7,12 +7,11 @@ application, usually before the record is so old that the run counts as lost.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hopsgpu.artifacts.runs import StoredRun
-from hopsgpu.core.run_record import LOST_SECONDS, ApplicationReport, RunRecord
+from hopsgpu.core.run_record import APPLICATION_ID, LOST_SECONDS, ApplicationReport, RunRecord
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 from hopsgpu.yarn.application_state import ApplicationState
@@ -25,7 +24,6 @@ _SECONDS = (1.0, 4.0)
 # The application of a silent run may have ended before the last update of the run's record, and
 # clocks may be apart.
 _MARGIN_SECONDS = 300.0
-_YARN_ID = re.compile(r"application_\d+_\d+")
 
 
 class SilentRuns:
@@ -42,7 +40,7 @@ class SilentRuns:
 
     def report(self, record: RunRecord, now: float) -> ApplicationReport | None:
         """Return YARN's report on a run's application; None if the run is not silent."""
-        is_known = _YARN_ID.fullmatch(record.application) and record.is_silent(now)
+        is_known = APPLICATION_ID.fullmatch(record.application) and record.is_silent(now)
         if self._manager is None or not is_known:
             return None
         try:

@@ -23,6 +23,7 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks, name_of
 
 # Pages of which no block is run, and why.
 NOT_RUN = {
+    "docs/coming-from.md": "tests/contract/test_coming_from.py runs them where no cluster is",
     "docs/laptop.md": "tests/contract/test_local.py runs its like where no cluster is",
     "docs/scoring.md": "tests/contract/test_score.py and tests/cluster/test_score.py run its like",
     "docs/python-environments.md": "tests/cluster/test_python_env.py runs its like",

@@ -239,6 +239,7 @@ def test_jobs_wait_for_their_turn_and_a_detached_one_is_only_accepted(
     assert accepted[0] == 0, accepted[2][-4000:]
     application = accepted[1].strip()
     assert application == application_in(application)
+    assert f"hopsgpu logs -f {application}\n" in accepted[2]
     assert until(lambda: manager.application_state(application).has_ended, step=1)
     standing = manager.application_state(application)
     assert standing.has_succeeded and standing.name == "alone", standing

@@ -29,7 +29,7 @@ check_untyped_defs = true
 strict_equality = true
 disable_error_code = name-defined, no-redef, empty-body, used-before-def, union-attr
 
-[mypy-torch.*,tensorflow.*,jax.*,numpy.*,pyarrow.*,pandas.*,sklearn.*,keras.*,xgboost.*]
+[mypy-torch.*,tensorflow.*,jax.*,numpy.*,pyarrow.*,pandas.*,sklearn.*,keras.*,xgboost.*,ray.*]
 follow_imports = skip
 """
 

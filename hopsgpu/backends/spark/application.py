@@ -70,10 +70,6 @@ class Application(GangApplication):
         """Return whether executors are requested by node label; YARN then accepts no hosts."""
         return bool(self.setting(_LABEL))
 
-    @property
-    def queue(self) -> str:
-        return self.setting("spark.yarn.queue") or "default"
-
     def snapshot(self, max_age: float) -> Snapshot:
         """Return the state of YARN, at most `max_age` seconds old.
 

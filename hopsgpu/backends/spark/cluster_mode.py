@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.application_state import ApplicationState
 from hopsgpu.yarn.node_manager import NodeManagers
+from hopsgpu.yarn.queues import queue_path
 from hopsgpu.yarn.resource_manager import ResourceManager
 
 _POLL_SECONDS = 1.0
@@ -60,8 +61,13 @@ class SubmittedApplication:
         self._sleep = sleep
         self._began = clock()
 
-    def submit(self, command: Sequence[str], environ: Mapping[str, str]) -> ApplicationState:
+    def submit(
+        self, command: Sequence[str], environ: Mapping[str, str], queue_paths: Sequence[str]
+    ) -> ApplicationState:
         """Run spark-submit, which returns once YARN has accepted the application.
+
+        Args:
+            queue_paths: paths of YARN's queues.
 
         Raises:
             HopsGpuError: YARN has not accepted the application; the message has the end of
@@ -93,7 +99,8 @@ class SubmittedApplication:
                 f"spark-submit ended with exit code {code}, and the application does not run{why}."
                 f" The end of its output:\n{output}"
             )
-        self._say(f"{application.id} {application.name!r} is in queue {application.queue}")
+        queue = queue_path(application.queue, queue_paths)
+        self._say(f"{application.id} {application.name!r} is in queue {queue}")
         return application
 
     def follow(self, application: ApplicationState) -> ApplicationState:

@@ -46,7 +46,8 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
     if spec.placement == "pack" and ranks == least < spec.workers:
         warning = f"pack: at most {least} of the {spec.workers} ranks fit in one container"
         warnings += (warning,)
-    return LaunchPlan(spec, executors, ranks, shape, application.queue, {}, {}, warnings, hosts)
+    queue = snapshot.queues[0].path
+    return LaunchPlan(spec, executors, ranks, shape, queue, {}, {}, warnings, hosts)
 
 
 def check_credentials(application: Application, seconds: float | None) -> None:

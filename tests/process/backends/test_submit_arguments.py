@@ -48,6 +48,7 @@ from hopsgpu.yarn.resources import GPU
 from tests.bounds import HANG_SECONDS
 from tests.process.backends.python import run_python
 from tests.unit.rest import serving
+from tests.unit.yarn.test_cluster_gpus import configuration, yarn_answers
 
 HERE = "/v/bin/python"
 PYTHON_ENV = "spark.hopsgpu.python_env"
@@ -429,6 +430,32 @@ def test_idle_gpus_of_all_launches_are_bounded_by_an_option(
     assert f"spark.hopsgpu.idle_timeout={value}" in words
 
 
+def test_who_detaches_is_told_what_to_do_next(
+    home: Path, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(home, "#!/bin/sh\nexit 0\n")
+    app = {**APP, "id": "application_1_0007", "queue": "x"}
+    answers = {**yarn_answers("capacity_half"), "/ws/v1/cluster/apps": {"apps": {"app": [app]}}}
+    with serving(answers) as daemon:
+        (tmp_path / "core-site.xml").write_text("<configuration/>")
+        site = {"yarn.resourcemanager.webapp.address": daemon.address}
+        monkeypatch.setenv("HADOOP_CONF_DIR", str(configuration(tmp_path, **site)))
+        words = ["submit", "--detach", "--queue", "x"]
+        plain = CliRunner().invoke(main, [*words, script])
+        team = [*words, "--conf", "spark.hopsgpu.root=hdfs:///team", script]
+        elsewhere = CliRunner().invoke(main, team)
+    assert (plain.exit_code, plain.stdout) == (0, "application_1_0007\n"), plain.output
+    assert plain.stderr.splitlines() == [
+        "hopsgpu: application_1_0007 'job' is in queue root.p.x",
+        "hopsgpu: its runs:       hopsgpu runs",
+        "hopsgpu: its output:     hopsgpu logs -f application_1_0007",
+        "hopsgpu: cancel its run: hopsgpu runs cancel application_1_0007",
+        "hopsgpu: end it:         yarn application -kill application_1_0007",
+    ]
+    assert "hopsgpu runs --root hdfs:///team cancel application_1_0007\n" in elsewhere.stderr
+    assert "hopsgpu logs --root hdfs:///team -f application_1_0007\n" in elsewhere.stderr
+
+
 def test_the_line_of_a_dry_run_holds_from_elsewhere(
     home: Path, script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -722,13 +749,13 @@ def test_an_application_is_ended_though_nobody_hears_of_it_and_yarn_is_away_at_f
 def test_a_submission_that_fails_says_what_spark_submit_said(home: Path) -> None:
     binary = fake(home, "#!/bin/sh\necho out; echo 'no such queue' >&2; exit 4\n")
     with pytest.raises(HopsGpuError, match=r"exit code 4.*\n  out\n  no such queue$"):
-        attended(Manager())[0].submit([str(binary)], os.environ)
+        attended(Manager())[0].submit([str(binary)], os.environ, ["root.gpus"])
     rejected = {"state": "FAILED", "diagnostics": "too many"}
     with pytest.raises(HopsGpuError, match=r"application_1_7 is FAILED: too many"):
-        attended(Manager(rejected))[0].submit([str(binary)], os.environ)
+        attended(Manager(rejected))[0].submit([str(binary)], os.environ, ["root.gpus"])
     binary = fake(home, "#!/bin/sh\nexit 0\n")
     follower, said = attended(Manager({}))
-    assert follower.submit([str(binary)], os.environ).id == "application_1_7"
+    assert follower.submit([str(binary)], os.environ, ["root.gpus"]).id == "application_1_7"
     assert said == ["application_1_7 'job' is in queue root.gpus"]
 
 

@@ -16,16 +16,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.cli import logs as logs_module
 from hopsgpu.cli import run_commands as runs_module
 from hopsgpu.cli.main import main
+from hopsgpu.cli.run_tables import LIST_LAYOUT, run_rows
+from hopsgpu.cli.tables import align
 from hopsgpu.core import run_record as stored_runs
 from hopsgpu.core.formats import duration, local_time, size
+from hopsgpu.display.run_view import summary_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake_root import default_root
 from tests.bounds import HANG_SECONDS
 from tests.conftest import as_in_a_terminal, gone, until
 from tests.unit.records import DATA, NEW, OLD, put_run, root
+from tests.unit.rest import serving
 
 __all__ = ["root"]
 
@@ -48,9 +53,9 @@ def test_runs_are_listed_the_newest_first(root: Path) -> None:
     (root / "runs" / "odd").mkdir()
     os.utime(root / "runs" / "odd", (0, 0))
     lines = call("runs").output.splitlines()
-    assert " ".join(lines[0].split()) == "RUN STATE NAME REQUESTED TOOK RANKS GPUS MODEL"
-    assert lines[1].split()[:3] == [NEW, "succeeded", "fit"]
-    assert lines[1].split()[5:] == ["1m15s", "2", "2", "digits", "3"]
+    assert " ".join(lines[0].split()) == "RUN STATE REQUESTED TOOK RANKS GPUS RESULT"
+    assert lines[1].split()[:2] == [NEW, "succeeded"]
+    assert lines[1].split()[4:] == ["1m15s", "2", "2", "digits", "3"]
     assert lines[2].split()[:2] == [OLD, "lost"]
     assert lines[3].split()[:2] == ["odd", "unreadable"]
     assert lines[4].startswith("odd: cannot read file://")
@@ -61,6 +66,71 @@ def test_runs_are_listed_the_newest_first(root: Path) -> None:
     assert [run["run_id"] for run in json.loads(call("runs", "--limit", "1", "--json").output)] == [
         NEW
     ]
+
+
+def test_a_list_fits_the_terminal_and_its_ids_can_be_typed(root: Path) -> None:
+    put_run(root, OLD, "failed", error="ValueError: no batch of this size is left in the table")
+    put_run(root, NEW, model="hdfs://lake/models/digits/3")
+    runs = [summary_of(run, time.time()) for run in RunStore(f"file://{root}").read([NEW, OLD])]
+
+    def shown(width: int) -> list[str]:
+        return [line.plain for line in align([*run_rows(runs)], LIST_LAYOUT, "utf-8", width)]
+
+    at_80, at_200 = shown(80), shown(200)
+    assert max(map(len, at_80)) <= 80
+    assert [line.split()[0] for line in at_80] == ["RUN", NEW, OLD]
+    assert at_80[0].split() == ["RUN", "STATE", "REQUESTED", "TOOK", "GPUS", "RESULT"]
+    assert "digits 3" in at_80[1] and "ValueError: …" in at_80[2]
+    assert "RANKS" in at_200[0] and at_200[2].endswith(
+        "ValueError: no batch of this size is left in the table"
+    )
+
+
+def test_an_application_stands_for_its_newest_run(root: Path) -> None:
+    put_run(root, OLD, application="application_1_0007")
+    put_run(root, NEW, application="application_1_0008")
+    for application, run_id in (("application_1_0007", OLD), ("application_1_0008", NEW)):
+        assert json.loads(call("runs", "show", application, "--json").output)["run_id"] == run_id
+    missing = told(call("runs", "cancel", "application_1_0009"))
+    assert f"application_1_0009 has no run in file://{root}/runs: it has one once" in missing
+
+
+def test_logs_wait_for_the_first_run_of_an_application(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs_module, "_POLL_SECONDS", 0.02)
+    application, (state, ended) = "application_1_0007", ("RUNNING", "FINISHED")
+    asked = 0
+
+    def answer() -> tuple[int, str]:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            log = {"logs/rank-0.log": 4}
+            put_log(put_run(root, NEW, logs=log, application=application), "rank-0.log", b"one\n")
+        app = {"id": application, "name": "job", "user": "alice", "queue": "a"}
+        app["state"] = state if asked < 4 else ended
+        return 200, json.dumps({"app": app})
+
+    with serving(
+        {f"/ws/v1/cluster/apps/{name}": answer for name in (application, "application_1_0008")}
+    ) as daemon:
+        monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path / "conf"))
+        monkeypatch.delenv("YARN_CONF_DIR", raising=False)
+        (tmp_path / "conf").mkdir()
+        (tmp_path / "conf" / "yarn-site.xml").write_text(
+            "<configuration><property><name>yarn.resourcemanager.webapp.address</name>"
+            f"<value>{daemon.address}</value></property></configuration>"
+        )
+        result = call("logs", "-f", application)
+        asked = 4
+        never = told(call("logs", "-f", "application_1_0008"))
+    assert result.stdout == "[rank 0 node1] one\n"
+    assert (
+        result.stderr.splitlines()[0]
+        == f"hopsgpu: {application} has no run yet; waiting for its first one"
+    )
+    assert "application_1_0008 has no run in " in never
 
 
 def test_a_record_with_a_time_that_is_none_hides_no_other(root: Path) -> None:

@@ -15,12 +15,12 @@ def test_problems_of_the_snapshot_are_warnings_of_the_plan() -> None:
     application = SimpleNamespace(
         snapshot=lambda seconds: snapshot,
         setting=lambda name: None,
-        queue="default",
         jvm=SimpleNamespace(hadoop=lambda name: None, is_kerberized=lambda: False),
         versions={"spark": "4.3.0"},
     )
     fit = fit_on_yarn(GangSpec("fit"), application)  # type: ignore[arg-type]
     assert fit.warnings == ("no limits are known",)
+    assert fit.queue == snapshot.queues[0].path == "root.a"
     application.versions["spark"] = "3.5.9"
     fit = fit_on_yarn(GangSpec("fit"), application)  # type: ignore[arg-type]
     assert len(fit.warnings) == 2 and "Spark 3.5.9 cannot cancel a gang" in fit.warnings[1]

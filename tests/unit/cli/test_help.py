@@ -39,3 +39,13 @@ def test_each_command_is_listed_with_a_whole_sentence(
 
 def test_it_tells_its_version() -> None:
     assert CliRunner().invoke(main, ["--version"]).output == f"hopsgpu {hopsgpu.__version__}\n"
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_help_is_as_wide_as_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    command = main.commands["submit"]
+    shown = command.get_help(
+        click.Context(command, parent=main.make_context("hopsgpu", ["submit"]))
+    )
+    assert width - 20 < max(len(line) for line in shown.splitlines()) <= width

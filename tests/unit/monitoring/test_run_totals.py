@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gpu_use import GpuUse
-from hopsgpu.monitoring.labels import OTHER, BoundedNames, clean, queue_path
+from hopsgpu.monitoring.labels import OTHER, BoundedNames, clean
 from hopsgpu.monitoring.run_digest import RunDigest
 from hopsgpu.monitoring.run_totals import Histogram, RunTotals
 
@@ -196,12 +196,3 @@ def test_names_of_strangers_are_cleaned() -> None:
     assert clean("\ud800").encode() == b"?"
     names = BoundedNames(2)
     assert [names.name(text) for text in "abcab"] == ["a", "b", OTHER, "a", "b"]
-
-
-def test_a_queue_has_its_path() -> None:
-    paths = ["root", "root.a", "root.ml", "root.ml.prod", "root.b", "root.b.a"]
-    assert queue_path("root.ml.prod", paths) == "root.ml.prod"
-    assert queue_path("prod", paths) == "root.ml.prod"
-    assert queue_path("a", paths) == "root.a"  # of two the one below the root
-    assert queue_path("gone", []) == "root.gone"
-    assert queue_path("", paths) == ""

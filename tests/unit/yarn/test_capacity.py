@@ -18,7 +18,7 @@ from hopsgpu.core.queue_policy import Bound
 from hopsgpu.errors import CapacityError, HopsGpuError
 from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
 from hopsgpu.yarn.demand import Demand
-from hopsgpu.yarn.queues import chain_of, check_queue
+from hopsgpu.yarn.queues import chain_of, check_queue, queue_path
 from hopsgpu.yarn.resource_manager import ResourceManager
 from hopsgpu.yarn.resources import Amount, exceeds_share, multiply_rounding_down
 from hopsgpu.yarn.shortage import Shortage, shortage
@@ -681,3 +681,12 @@ def test_the_chain_of_a_queue() -> None:
     assert [q.path for q in chain_of(queues_there(), "x")] == ["root.p.x", "root.p", "root"]
     with pytest.raises(HopsGpuError, match="has no queue nosuch; it has: root"):
         chain_of(queues_there(), "nosuch")
+
+
+def test_a_queue_has_its_path() -> None:
+    paths = ["root", "root.a", "root.ml", "root.ml.prod", "root.b", "root.b.a"]
+    assert queue_path("root.ml.prod", paths) == "root.ml.prod"
+    assert queue_path("prod", paths) == "root.ml.prod"
+    assert queue_path("a", paths) == "root.a"  # of two the one below the root
+    assert queue_path("gone", []) == "root.gone"
+    assert queue_path("", paths) == ""
