@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ _MAX_PARAMS = 12
 _MAX_GPUS = 2
 _TRACEBACK = "Traceback (most recent call last)"
 _LOG = "whole log: "
+_PLACE = re.compile(r"( on \S+)? \(container [^)]*\)")
 WHOLE_LOGS = "whole logs: `log` of each of the result's trials"
 
 
@@ -60,13 +62,15 @@ def gpus(uuids: str) -> str:
 
 
 def why(trial: TrialReport) -> str:
-    """Return why a trial failed, in one line: the end of the traceback, or where and how."""
+    """Return why a trial failed, in one line: the end of the traceback, or which rank and how."""
     lines = [line for line in trial.error.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(_LOG)]
     if not lines:
         return ""
     has_traceback = any(line.startswith(_TRACEBACK) for line in lines)
-    return plain_line(lines[-1 if has_traceback else 0].strip(), _LONGEST_ERROR)
+    # Tables have the node and the GPU in columns of their own.
+    line = _PLACE.sub("", lines[-1 if has_traceback else 0].strip())
+    return plain_line(line, _LONGEST_ERROR)
 
 
 def measure(trial: TrialReport) -> str:

@@ -21,6 +21,7 @@ _VALUES_WIDTH = 32
 # The running trials have at most 1/3 of the lines.
 _SHARE = 3
 _MAX_ENDED = 4
+_RUNNING_HEADERS = ("running", "host", "GPU", "step", "last value", "for", "parameters")
 _STYLES = {"failed": "red", "pruned": "dim"}
 
 
@@ -66,19 +67,23 @@ def _plots(picture: SearchPicture, levels: str, width: int) -> Iterable[str]:
 def _running(picture: SearchPicture, most: int) -> Iterable[str]:
     rows = [
         (
-            f"trial {trial.number}",
+            str(trial.number),
             trial.host,
             say.gpus(trial.gpu),
-            "" if trial.step is None else f"step {trial.step}",
+            "" if trial.step is None else str(trial.step),
             say.measure(trial),
             "" if ran is None else phrases.seconds(ran),
             say.shorten_params(trial.params),
         )
         for trial, ran in zip(picture.running[:most], picture.seconds, strict=False)
     ]
+    if not rows:
+        return
+    rows = [_RUNNING_HEADERS, *rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    # Columns without content have no header.
+    kept = [number for number, column in enumerate(zip(*rows[1:], strict=True)) if any(column)]
     for row in rows:
-        cells = (cell.ljust(w) for cell, w in zip(row, widths, strict=True) if w)
-        yield f"  {'  '.join(cells).rstrip()}"
-    if omitted := len(picture.status.running) - len(rows):
+        yield f"  {'  '.join(row[number].ljust(widths[number]) for number in kept).rstrip()}"
+    if omitted := len(picture.status.running) - len(rows) + 1:
         yield f"  and {omitted:,} more running"

@@ -245,6 +245,23 @@ def test_whatever_a_user_named_is_escaped() -> None:
     assert shown.count("&lt;script&gt;") > 5 and "<script>alert" not in shown
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            "rank 0 on node1 (container c_1, GPU g) was ended by SIGKILL",
+            "rank 0 was ended by SIGKILL",
+        ),
+        (
+            "the executor of rank 0 on node1 was lost (container c_1): preempted. Log: x",
+            "the executor of rank 0 on node1 was lost: preempted. Log: x",
+        ),
+    ],
+)
+def test_the_reason_of_a_failed_trial_has_no_container(error: str, reason: str) -> None:
+    assert why(trial(7, FAILED, error=error)) == reason
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_a_terminal_shows_it_in_its_own_characters(encoding: str) -> None:
     scene = SearchScene(status(10), 0.0, lambda: 1015.0)
@@ -255,7 +272,10 @@ def test_a_terminal_shows_it_in_its_own_characters(encoding: str) -> None:
         "hopsgpu s-1: running - 5.0 s - 10 of 60 trials: 10 complete - 4 of at most 8 GPUs"
     )
     assert "  best 0.1 (trial 9): lr=1e-05, optimizer=sgd" in lines
-    assert "trial 13" in text and "step 3" in text and "trial 9 complete: 0.1 (best" in text
+    header, first = (lines[number] for number in range(5, 7))
+    assert " ".join(header.split()) == "running host GPU step last value for parameters"
+    assert first.split()[:2] == ["12", "node1"]
+    assert "trial 9 complete: 0.1 (best" in text
     assert "[trial 3 node1] red" in text
     assert text.isascii() or encoding == "utf-8"
     assert len(lines_of(scene.picture(0.0), 40, 3, encoding)) == 3
