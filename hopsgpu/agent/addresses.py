@@ -13,7 +13,7 @@ import fcntl
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -176,42 +176,6 @@ class HeldPorts:
             self.release(port)
 
 
-@contextlib.contextmanager
-def held_ports(count: int, address: str = "") -> Iterator[HeldPorts]:
-    """Reserve free TCP ports, which only programs that bind with SO_REUSEADDR can use meanwhile.
-
-    The servers of torch, grpc and Python do so. The kernel never chooses a reserved port, and
-    refuses connections to it. Ports are bound on every IPv4 and IPv6 address, as by these servers.
-
-    Args:
-        address: address at which other containers will reach the ports; "" for any.
-
-    Raises:
-        OSError: this node does not have the address, or no port is free.
-    """
-    with contextlib.ExitStack() as stack:
-        sockets: dict[int, socket.socket] = {}
-        for _ in range(count):
-            bound = _reserve_port(address)
-            stack.callback(bound.close)
-            sockets[int(bound.getsockname()[1])] = bound
-        yield HeldPorts(sockets, address)
-
-
-def _reserve_port(address: str) -> socket.socket:
-    for _ in range(_TRIES):
-        bound = _bind_everywhere()
-        try:
-            _try_bind(address, int(bound.getsockname()[1]))
-        except OSError as error:
-            bound.close()
-            if error.errno != errno.EADDRINUSE:
-                raise
-        else:
-            return bound
-    raise OSError(errno.EADDRINUSE, f"no port could be reserved on {address} in {_TRIES} attempts")
-
-
 def _bind_everywhere() -> socket.socket:
     has_both = socket.has_dualstack_ipv6()
     bound = socket.socket(socket.AF_INET6 if has_both else socket.AF_INET)
@@ -224,6 +188,45 @@ def _bind_everywhere() -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+@contextlib.contextmanager
+def held_ports(
+    count: int, address: str = "", bind: Callable[[], socket.socket] = _bind_everywhere
+) -> Iterator[HeldPorts]:
+    """Reserve free TCP ports, which only programs that bind with SO_REUSEADDR can use meanwhile.
+
+    The servers of torch, grpc and Python do so. The kernel never chooses a reserved port, and
+    refuses connections to it. Ports are bound on every IPv4 and IPv6 address, as by these servers.
+
+    Args:
+        address: address at which other containers will reach the ports; "" for any.
+        bind: binds a socket to a free port.
+
+    Raises:
+        OSError: this node does not have the address, or no port is free.
+    """
+    with contextlib.ExitStack() as stack:
+        sockets: dict[int, socket.socket] = {}
+        for _ in range(count):
+            bound = _reserve_port(address, bind)
+            stack.callback(bound.close)
+            sockets[int(bound.getsockname()[1])] = bound
+        yield HeldPorts(sockets, address)
+
+
+def _reserve_port(address: str, bind: Callable[[], socket.socket]) -> socket.socket:
+    for _ in range(_TRIES):
+        bound = bind()
+        try:
+            _try_bind(address, int(bound.getsockname()[1]))
+        except OSError as error:
+            bound.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return bound
+    raise OSError(errno.EADDRINUSE, f"no port could be reserved on {address} in {_TRIES} attempts")
 
 
 def _try_bind(address: str, port: int) -> None:

@@ -44,7 +44,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -66,6 +66,7 @@ from hopsgpu.core.rank_requirements import missing_modules
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.gpu.container_gpus import log_container_gpus, read_container_gpus
 from hopsgpu.packaging.python_env.environment import PythonEnv, RankPython
+from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.hadoop_tokens import keep_tokens, name_configured_tokens
 
 log = logging.getLogger(__name__)
@@ -152,7 +153,9 @@ class Agent:
         tasks: asyncio.TaskGroup,
         watched_pid: int | None = None,
         daemon_start: DaemonStart | None = None,
+        upload: Callable[..., dict[int, dict[str, FileFacts]]] = upload_all,
     ) -> None:
+        self._upload = upload
         self._channel = channel
         self._watched_pid = watched_pid
         self._tasks = tasks
@@ -435,7 +438,7 @@ class Agent:
         try:
             directories = self._model_dirs(message)
             parts = await asyncio.to_thread(
-                upload_all, directories, message["staging_url"], cancelled
+                self._upload, directories, message["staging_url"], cancelled
             )
         except Exception as error:  # noqa: BLE001 - any error is reported to the driver
             kind = error.kind if isinstance(error, StoreError) else ""

@@ -29,8 +29,9 @@ class UnpackedModules:
         uses: number of attempts that received the directory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unchanged_seconds: float = _UNCHANGED_SECONDS) -> None:
         self.uses = 0
+        self._unchanged_seconds = unchanged_seconds
         self._lock = threading.Lock()
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._name = ""
@@ -46,7 +47,7 @@ class UnpackedModules:
         """Check for changes once the ranks of the attempt have exited that was number `uses`."""
         with self._lock:
             if uses == self.uses and self._is_same():
-                self._unchanged_until = time.monotonic() + _UNCHANGED_SECONDS
+                self._unchanged_until = time.monotonic() + self._unchanged_seconds
 
     def prepare(self, name: str, archive: bytes) -> None:
         """Unpack an archive before an attempt needs it."""
@@ -54,7 +55,7 @@ class UnpackedModules:
             if name != self._name or not self._is_same():
                 self._fill(name, archive)
                 # No rank knows the directory yet.
-                self._unchanged_until = time.monotonic() + _UNCHANGED_SECONDS
+                self._unchanged_until = time.monotonic() + self._unchanged_seconds
 
     def roots(self, name: str, archive: bytes, count: int) -> list[str]:
         """Return the directories to import from, for one attempt.

@@ -27,9 +27,9 @@ def cleaners(pids: Iterable[int]) -> frozenset[int]:
     return frozenset(pid for pid in pids if _CLEANER.search(_command_line(pid)))
 
 
-def await_cleaners(pids: Iterable[int]) -> None:
-    """Wait until the processes have exited by themselves, at most 6 s for all."""
-    deadline = time.monotonic() + CLEANING_SECONDS
+def await_cleaners(pids: Iterable[int], seconds: float = CLEANING_SECONDS) -> None:
+    """Wait until the processes have exited by themselves, at most `seconds` for all."""
+    deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         poll = select.poll()
         waiting = 0

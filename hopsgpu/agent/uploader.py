@@ -23,18 +23,29 @@ from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
-# Longest wait for a rank's uploads before its exit is reported, plus time for its pending bytes. A
-# rank that failed or was stopped gets less: other ranks or the next attempt may wait for it.
-SAVE_SECONDS = 120.0
-SAVE_BYTES_PER_SECOND = 20e6
-FAILED_SAVE_SECONDS = 30.0
-_LOG_SECONDS = 20.0
 # Time for an upload to notice that it was stopped, before its task is cancelled.
 _CANCEL_SECONDS = 5.0
-_REPORT_SECONDS = 1.0
 # An idle poll takes some microseconds.
 _POLL_SECONDS = 0.1
 _ROUND_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class UploadLimits:
+    """How long a rank's exit waits for its uploads.
+
+    Attributes:
+        save_seconds: for checkpoints, plus time for the pending bytes.
+        failed_save_seconds: for those of a rank that failed or was stopped: other ranks or the next
+            attempt may wait for it.
+        report_seconds: pause between reports during the wait.
+    """
+
+    save_seconds: float = 120.0
+    save_bytes_per_second: float = 20e6
+    failed_save_seconds: float = 30.0
+    log_seconds: float = 20.0
+    report_seconds: float = 1.0
 
 
 @dataclass(eq=False)
@@ -72,7 +83,9 @@ class RankUploads:
         dropping: asyncio.Event,
         warn: Callable[[str], Awaitable[None]],
         on_saved: Callable[[SaveResult], Awaitable[None]],
+        limits: UploadLimits = UploadLimits(),  # noqa: B008 - immutable
     ) -> None:
+        self._limits = limits
         self._rank = context.rank
         self._saves = PendingCheckpoints(directory)
         self._checkpoints = Checkpoints(
@@ -116,12 +129,13 @@ class RankUploads:
         """Wait, within bounded time, until all files are uploaded; warn of missing ones.
 
         Args:
-            report_progress: is awaited every second during the wait.
+            report_progress: is awaited every `report_seconds` during the wait.
         """
         self._ended.set()
         now = time.monotonic()
-        seconds = self._save_seconds() if has_returned else FAILED_SAVE_SECONDS
-        self._saving.deadline, self._logging.deadline = now + seconds, now + _LOG_SECONDS
+        limits = self._limits
+        seconds = self._save_seconds() if has_returned else limits.failed_save_seconds
+        self._saving.deadline, self._logging.deadline = now + seconds, now + limits.log_seconds
         if pending := len(self._saves.pending()):
             if self._dropping.is_set():
                 log.info("rank %d has ended: abandons %d checkpoints", self._rank, pending)
@@ -131,22 +145,23 @@ class RankUploads:
                 log.info(text, self._rank, pending, seconds)
         threads = (self._saving, self._logging)
         while tasks := [t.task for t in threads if t.task is not None and not t.task.done()]:
-            await asyncio.wait(tasks, timeout=_REPORT_SECONDS)
+            await asyncio.wait(tasks, timeout=limits.report_seconds)
             if all(task.done() for task in tasks):
                 break
             now = time.monotonic()
             if self._stopping.is_set():
-                self._saving.deadline = min(self._saving.deadline, now + FAILED_SAVE_SECONDS)
+                self._saving.deadline = min(self._saving.deadline, now + limits.failed_save_seconds)
             for thread in threads:
                 thread.stop_if_overdue(now)
             await report_progress()
         await self._warn_of_missing(seconds)
 
     def _save_seconds(self) -> float:
+        seconds = self._limits.save_seconds
         try:
-            return SAVE_SECONDS + self._saves.pending_bytes() / SAVE_BYTES_PER_SECOND
+            return seconds + self._saves.pending_bytes() / self._limits.save_bytes_per_second
         except OSError:
-            return SAVE_SECONDS
+            return seconds
 
     async def _warn_of_missing(self, seconds: float) -> None:
         lost = 0 if self._dropping.is_set() else len(self._saves.pending())
@@ -158,7 +173,7 @@ class RankUploads:
         if self._logging.stop.is_set():
             await self._warn_and_log(
                 f"the last TensorBoard logs of rank {self._rank} did not reach the lake: their"
-                f" upload was abandoned after {_LOG_SECONDS:g} s"
+                f" upload was abandoned after {self._limits.log_seconds:g} s"
             )
 
     async def _warn_and_log(self, warning: str) -> None:

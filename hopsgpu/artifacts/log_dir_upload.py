@@ -66,7 +66,9 @@ class LogDirUploader:
         target: LakePath,
         stop: threading.Event,
         clock: Callable[[], float] = time.monotonic,
+        max_parallel_files: int = _MAX_PARALLEL_FILES,
     ) -> None:
+        self._max_parallel_files = max_parallel_files
         self._directory = directory
         self._target = target
         self._stop = stop
@@ -122,7 +124,7 @@ class LogDirUploader:
                     stop_uploading.set()
                 raise
 
-        threads = min(_MAX_PARALLEL_FILES, len(changed))
+        threads = min(self._max_parallel_files, len(changed))
         with ThreadPoolExecutor(threads, thread_name_prefix="hopsgpu-logs") as pool:
             uploads = [(name, pool.submit(upload, name, path)) for name, path in changed]
         for name, future in uploads:

@@ -76,13 +76,13 @@ def _run_of(line: bytes) -> RunUse:
     return run
 
 
-def _contents(runs: Sequence[RunUse]) -> Iterator[bytes]:
-    """Yield the lines of runs in parts, each of which readers accept as a file."""
+def _contents(runs: Sequence[RunUse], max_bytes: int) -> Iterator[bytes]:
+    """Yield the lines of runs in parts of at most `max_bytes`."""
     part: list[bytes] = []
     size = 0
     for run in runs:
         line = f"{_line(run)}\n".encode()
-        if part and size + len(line) > LARGEST_FILE:
+        if part and size + len(line) > max_bytes:
             yield b"".join(part)
             part, size = [], 0
         part.append(line)
@@ -97,8 +97,8 @@ class UsageFiles:
         self._root = root
         self._directory = root / _DIRECTORY
 
-    def keep(self, runs: Sequence[RunUse], now: float) -> None:
-        """Keep the GPU time of runs that are to be removed next.
+    def keep(self, runs: Sequence[RunUse], now: float, max_bytes: int = LARGEST_FILE) -> None:
+        """Keep the GPU time of runs that are to be removed next, in files of `max_bytes`.
 
         Raises:
             StoreError: the lake refused the operation; then the runs must stay.
@@ -107,7 +107,7 @@ class UsageFiles:
             return
         self._ensure_directory()
         moment = datetime.datetime.fromtimestamp(now, datetime.UTC)
-        for content in _contents(runs):
+        for content in _contents(runs, max_bytes):
             # Concurrent removals must not write the same file.
             name = f"removed-{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(4)}{_SUFFIX}"
             (self._directory / name).replace(content)

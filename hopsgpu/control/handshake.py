@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import itertools
 import os
 import platform
 import secrets
 import socket
 import ssl
+from collections.abc import Iterable
 
 from hopsgpu.control.channel import DIGEST, Channel, ChannelError, mac
 from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
@@ -71,23 +73,25 @@ async def connect(
     *,
     certificate: bytes | None = None,
     heartbeat: float = HEARTBEAT_SECONDS,
+    seconds: float = HANDSHAKE_SECONDS,
+    pauses: Iterable[float] = _PAUSES,
 ) -> Channel:
     """Connect to the driver from an agent, and authenticate both ends.
 
-    The timeout is 10 s. A refused connection is retried twice, within 2 s.
-
     Args:
         certificate: the only certificate (DER) to accept, if the driver speaks TLS.
+        seconds: timeout of each try.
+        pauses: seconds before each retry of a refused connection.
 
     Raises:
         ChannelError: the other end is not the run's driver.
         UnreachableError: the driver cannot be reached; the message is one line with its address.
     """
     tls = None if certificate is None else pinning_context(certificate)
-    for pause in (0.0, *_PAUSES):
+    for pause in itertools.chain((0.0,), pauses):
         await asyncio.sleep(pause)
         try:
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await _connect(host, port, secret, tls, heartbeat)
         except (ConnectionError, socket.gaierror, asyncio.IncompleteReadError) as error:
             problem = error
@@ -95,7 +99,7 @@ async def connect(
             why = error.reason or str(error)
             raise ChannelError(f"{host}:{port} is not the driver of this run: {why}") from error
         except TimeoutError as error:
-            silence = f"no answer within {HANDSHAKE_SECONDS:g} s"
+            silence = f"no answer within {seconds:g} s"
             raise UnreachableError(_unreachable_text(host, port, silence)) from error
         except OSError as error:
             raise UnreachableError(_unreachable_text(host, port, _why(error))) from error

@@ -47,7 +47,9 @@ class ControlServer:
         *,
         heartbeat: float = HEARTBEAT_SECONDS,
         identity: Identity | None = None,
+        handshake_seconds: float = HANDSHAKE_SECONDS,
     ) -> None:
+        self._handshake_seconds = handshake_seconds
         self._secret = secret
         self._listener = listener
         self._heartbeat = heartbeat
@@ -219,7 +221,7 @@ class ControlServer:
         task = asyncio.current_task()
         assert task is not None
         try:
-            async with asyncio.timeout(HANDSHAKE_SECONDS):
+            async with asyncio.timeout(self._handshake_seconds):
                 channel = await self._authenticate(connection)
         except (ChannelError, OSError, asyncio.IncompleteReadError) as error:
             log.debug("closed a connection in its handshake: %s", type(error).__name__)
@@ -265,6 +267,7 @@ def serve(
     *,
     heartbeat: float = HEARTBEAT_SECONDS,
     encrypted: bool = False,
+    handshake_seconds: float = HANDSHAKE_SECONDS,
 ) -> Iterator[ControlServer]:
     """Run a server at the first free port of `ports`; None for any free port.
 
@@ -274,7 +277,13 @@ def serve(
     """
     identity = new_identity() if encrypted else None
     with _listener(address, ports) as listener:
-        server = ControlServer(secret, listener, heartbeat=heartbeat, identity=identity)
+        server = ControlServer(
+            secret,
+            listener,
+            heartbeat=heartbeat,
+            identity=identity,
+            handshake_seconds=handshake_seconds,
+        )
         thread = threading.Thread(target=server.run, name="hopsgpu-control", daemon=True)
         thread.start()
         log.info("listening for agents on %s, port %d", address, server.port)

@@ -158,7 +158,8 @@ class CacheWriter:
     A context manager; its exit waits for the pending writes. Not thread-safe.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, write_seconds: float = _WRITE_SECONDS) -> None:
+        self._write_seconds = write_seconds
         self._thread: WorkerThread | None = None
         self._is_hung = False
         # The keys of the pending work, in order.
@@ -195,9 +196,10 @@ class CacheWriter:
         """Wait until at most `pending` calls are pending, or the disk hangs."""
         while self._thread is not None and len(self._keys) > pending and not self._is_hung:
             try:
-                self._thread.next_result(_WRITE_SECONDS)
+                self._thread.next_result(self._write_seconds)
             except TimeoutError:  # no error: the lake has all the data
-                log.info("the disk hangs: a write took over %g s; caches no more", _WRITE_SECONDS)
+                text = "the disk hangs: a write took over %g s; caches no more"
+                log.info(text, self._write_seconds)
                 self._is_hung = True
             self._keys.popleft()
 

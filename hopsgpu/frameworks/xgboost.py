@@ -23,7 +23,7 @@ from hopsgpu.frameworks.callbacks import CallbackContext, MetricReporter
 
 log = logging.getLogger(__name__)
 
-# As long as torch's ranks wait for each other.
+# Torch's ranks wait for each other as long.
 _SECONDS = 1800.0
 # Poll: other ranks have no notification that rank 0 listens.
 _POLL_SECONDS = 0.05
@@ -109,9 +109,15 @@ def _tracker(host: str, world_size: int) -> Iterator[dict[str, Any]]:
     tracker.free()
 
 
-def _announce(address: tuple[str, int], tracker: dict[str, Any], world_size: int) -> None:
+def _announce(
+    address: tuple[str, int],
+    tracker: dict[str, Any],
+    world_size: int,
+    seconds: float = _SECONDS,
+    stranger_seconds: float = _STRANGER_SECONDS,
+) -> None:
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + seconds
     answered: set[int] = set()
     log.debug("XGBoost: waits until %d other ranks call communicator()", world_size - 1)
     with socket.create_server(address, family=family, backlog=world_size) as server:
@@ -122,20 +128,20 @@ def _announce(address: tuple[str, int], tracker: dict[str, Any], world_size: int
             except TimeoutError:
                 missing = sorted({*range(1, world_size)} - answered)
                 raise TimeoutError(
-                    f"ranks {missing} did not call communicator() within {_SECONDS:.0f} s"
+                    f"ranks {missing} did not call communicator() within {seconds:.0f} s"
                 ) from None
             with connection, contextlib.suppress(OSError, EOFError):
-                connection.settimeout(_STRANGER_SECONDS)
+                connection.settimeout(stranger_seconds)
                 rank = int.from_bytes(_read_exactly(connection, _RANK_BYTES))
                 connection.sendall(json.dumps(tracker).encode())
                 answered.add(rank)
     log.debug("XGBoost: all ranks know the tracker")
 
 
-def _find_tracker(address: tuple[str, int], rank: int) -> dict[str, Any]:
+def _find_tracker(address: tuple[str, int], rank: int, seconds: float = _SECONDS) -> dict[str, Any]:
     """Poll rank 0 for the tracker's address."""
     log.debug("XGBoost: waits until rank 0 calls communicator()")
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(address) as connection:
             connection.sendall(rank.to_bytes(_RANK_BYTES))
@@ -143,7 +149,7 @@ def _find_tracker(address: tuple[str, int], rank: int) -> dict[str, Any]:
                 if text := answer.read():
                     return dict(json.loads(text))
         time.sleep(_POLL_SECONDS)
-    raise TimeoutError(f"rank 0 did not call communicator() within {_SECONDS:.0f} s")
+    raise TimeoutError(f"rank 0 did not call communicator() within {seconds:.0f} s")
 
 
 def _read_exactly(connection: socket.socket, size: int) -> bytes:

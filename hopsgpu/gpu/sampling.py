@@ -43,6 +43,7 @@ async def sampling(
     nvml: Any = None,
     seconds: float = _SECONDS,
     on_gpu_failure: Callable[[], None] = lambda: None,
+    join_seconds: float = _JOIN_SECONDS,
 ) -> AsyncIterator[Observations]:
     """Sample GPUs in a thread while inside the context.
 
@@ -57,6 +58,7 @@ async def sampling(
         nvml: the module pynvml; None imports it if it is installed.
         seconds: interval of a GPU's samples.
         on_gpu_failure: called in a thread when a GPU can no longer be used.
+        join_seconds: longest wait for a sample in progress at the exit.
     """
     if not gpus:
         yield Observations()
@@ -70,7 +72,7 @@ async def sampling(
         yield sampler.observations
     finally:
         sampler.stop()
-        await asyncio.to_thread(thread.join, _JOIN_SECONDS)
+        await asyncio.to_thread(thread.join, join_seconds)
 
 
 class _Sampler:

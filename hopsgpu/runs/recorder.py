@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hopsgpu.artifacts.runs import CANCEL
@@ -28,15 +28,25 @@ from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 1.0
-# Readers regard a run as lost if its record is older than `core.run_record.LOST_SECONDS`.
-_RECORD_SECONDS = 10.0
-_CANCEL_SECONDS = 2.5
-_LOG_SECONDS = 3.0
 # The real one takes time, and is added in the background.
 _UNKNOWN_ENVIRONMENT = EnvironmentRecord(hopsgpu="", python="")
 # Appends per second, so that the logs of a large gang do not keep the NameNode busy.
 _MAX_APPENDS = 40
+
+
+@dataclass(frozen=True)
+class RecordingIntervals:
+    """How often a run is checked and its files are written, in seconds.
+
+    Attributes:
+        record: readers regard a run as lost if its record is older than
+            `core.run_record.LOST_SECONDS`.
+    """
+
+    poll: float = 1.0
+    record: float = 10.0
+    cancel: float = 2.5
+    log: float = 3.0
 
 
 class LogSource(Protocol):
@@ -62,7 +72,9 @@ class Recording:
         run: ActiveRun[StatusBoard],
         details: Callable[[], RunDetails],
         clock: Callable[[], float] = time.time,
+        intervals: RecordingIntervals = RecordingIntervals(),  # noqa: B008 - immutable
     ) -> None:
+        self._intervals = intervals
         self._run = run
         self._details = details
         self._clock = clock
@@ -113,7 +125,7 @@ class Recording:
         """Append an attempt's logs to the lake until the exit; begin no append afterwards."""
         with self._lock:
             self._followed = attempt
-            self._logs_at = time.monotonic() + _LOG_SECONDS
+            self._logs_at = time.monotonic() + self._intervals.log
         try:
             yield
         finally:
@@ -185,9 +197,9 @@ class Recording:
         return write
 
     def _watch(self, ended: threading.Event) -> None:
-        now = time.monotonic()
-        state, record_at, cancel_at = "", now + _RECORD_SECONDS, now + _CANCEL_SECONDS
-        while not ended.wait(_POLL_SECONDS):
+        now, intervals = time.monotonic(), self._intervals
+        state, record_at, cancel_at = "", now + intervals.record, now + intervals.cancel
+        while not ended.wait(intervals.poll):
             status = self._run.board.status()
             now, before, state = time.monotonic(), state, status.state
             with self._lock:
@@ -196,19 +208,19 @@ class Recording:
                 self._waits = add_wait(self._waits, status.waiting_for, self._clock())
                 if state != before or now >= record_at:
                     self._run.background.try_put(self._key, self._work(state))
-                    record_at = now + _RECORD_SECONDS
+                    record_at = now + intervals.record
                 if now >= self._logs_at:
                     self._append_logs(now)
             if now >= cancel_at:
                 key = f"the check for a cancel request of {self._run.run_id}"
                 self._run.background.try_put(key, self._check_cancel_request)
-                cancel_at = now + _CANCEL_SECONDS
+                cancel_at = now + intervals.cancel
 
     def _append_logs(self, now: float) -> None:
         if self._followed is None:
             return
         grown = list(self._followed.grown_logs())
-        self._logs_at = now + max(_LOG_SECONDS, len(grown) / _MAX_APPENDS)
+        self._logs_at = now + max(self._intervals.log, len(grown) / _MAX_APPENDS)
         # Begin where the last call stopped, so that all logs have their turn on a slow lake.
         first = self._next_log % len(grown) if grown else 0
         for count, (url, work) in enumerate([*grown[first:], *grown[:first]]):

@@ -16,7 +16,6 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _IDLE_SECONDS = 5.0
-# How long an exiting process waits for running calls.
 _EXIT_SECONDS = 5.0
 
 
@@ -126,7 +125,13 @@ class WorkerThread:
             ends, because nobody will give it more work.
     """
 
-    def __init__(self, name: str, try_withdraw: Callable[[WorkerThread], bool]) -> None:
+    def __init__(
+        self,
+        name: str,
+        try_withdraw: Callable[[WorkerThread], bool],
+        idle_seconds: float = _IDLE_SECONDS,
+    ) -> None:
+        self._idle_seconds = idle_seconds
         self._pending = 0
         self._calling = threading.Lock()
         self._try_withdraw = try_withdraw
@@ -210,7 +215,7 @@ class WorkerThread:
     def _run(self) -> None:
         while True:
             try:
-                work = self._requests.get(timeout=_IDLE_SECONDS)
+                work = self._requests.get(timeout=self._idle_seconds)
             except queue.Empty:
                 if self._try_withdraw(self):
                     return
@@ -230,20 +235,25 @@ class WorkerThread:
 class WorkerThreadPool:
     """A pool of reused threads: starting a thread costs more than reading a small file.
 
-    A thread ends when it had no work for some seconds, or when the pool is garbage-collected.
+    A thread ends when it had no work for `idle_seconds`, or when the pool is garbage-collected.
 
-    An exiting process waits some seconds for running calls. Python ends a daemon thread when a call
-    returns to Python, by unwinding its stack. Code in other languages than C, such as hdfs-native,
-    then aborts the process. A daemon thread that borrows a thread during the exit waits forever.
+    An exiting process waits at most `exit_seconds` for running calls. Python ends a daemon thread
+    when a call returns to Python, by unwinding its stack. Code in other languages than C, such as
+    hdfs-native, then aborts the process. A daemon thread that borrows a thread during the exit
+    waits forever.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(
+        self, name: str, idle_seconds: float = _IDLE_SECONDS, exit_seconds: float = _EXIT_SECONDS
+    ) -> None:
         self._name = name
+        self._idle_seconds = idle_seconds
         self._idle: collections.deque[WorkerThread] = collections.deque()
         self._borrowed: set[WorkerThread] = set()
         self._is_exiting = threading.Event()
         weakref.finalize(self, _stop_all, self._idle).atexit = False
-        weakref.finalize(self, _await_calls, self._borrowed, self._is_exiting, os.getpid())
+        arguments = (self._borrowed, self._is_exiting, os.getpid(), exit_seconds)
+        weakref.finalize(self, _await_calls, *arguments)
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[WorkerThread]:
@@ -252,7 +262,8 @@ class WorkerThreadPool:
         try:
             thread = self._idle.pop()
         except IndexError:
-            thread = WorkerThread(self._name, functools.partial(_try_remove, self._idle))
+            try_withdraw = functools.partial(_try_remove, self._idle)
+            thread = WorkerThread(self._name, try_withdraw, self._idle_seconds)
         self._borrowed.add(thread)
         try:
             yield thread
@@ -278,11 +289,13 @@ def _stop_all(threads: collections.deque[WorkerThread]) -> None:
         thread.stop()
 
 
-def _await_calls(borrowed: set[WorkerThread], is_exiting: threading.Event, process: int) -> None:
+def _await_calls(
+    borrowed: set[WorkerThread], is_exiting: threading.Event, process: int, seconds: float
+) -> None:
     if os.getpid() != process:  # a forked child has none of the threads
         return
     is_exiting.set()
-    deadline, blocked = time.monotonic() + _EXIT_SECONDS, set[WorkerThread]()
+    deadline, blocked = time.monotonic() + seconds, set[WorkerThread]()
     while threads := borrowed.difference(blocked):
         for thread in threads:
             thread.block_calls(deadline - time.monotonic())

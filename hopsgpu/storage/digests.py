@@ -19,7 +19,7 @@ DIGEST = "xxh3_128"
 # A second reader digests the last part of a large file, in a tenth of a second. HDFS writes the
 # manifest while this part is uploaded.
 _AHEAD_BYTES = 256 * 2**20
-_MIN_AHEAD_BYTES = 16 * 2**20
+MIN_AHEAD_BYTES = 16 * 2**20
 # No file system has a larger file.
 _MAX_BYTES = 2**63 - 1
 
@@ -80,9 +80,19 @@ class DigestingReader:
         on_facts: called with the file's facts at the end; for a large file also earlier, by a
             second reader of the last part. Compare early facts with `facts`: the file may change
             in between.
+        ahead_bytes: size of the last part.
+        min_ahead_bytes: size of the smallest file with a second reader.
     """
 
-    def __init__(self, source: Path, on_facts: Callable[[FileFacts], None] | None) -> None:
+    def __init__(
+        self,
+        source: Path,
+        on_facts: Callable[[FileFacts], None] | None,
+        ahead_bytes: int = _AHEAD_BYTES,
+        min_ahead_bytes: int = MIN_AHEAD_BYTES,
+    ) -> None:
+        self._ahead_bytes = ahead_bytes
+        self._min_ahead_bytes = min_ahead_bytes
         self._source = source
         self._on_facts = on_facts
         self._digest = Digest()
@@ -103,7 +113,8 @@ class DigestingReader:
             except OSError as error:
                 raise ConfigError(f"{self._source} cannot be read: {error.strerror}") from error
             size = os.fstat(file.fileno()).st_size
-            ahead_from = max(size - _AHEAD_BYTES, 0) if size >= _MIN_AHEAD_BYTES else None
+            is_large = size >= self._min_ahead_bytes
+            ahead_from = max(size - self._ahead_bytes, 0) if is_large else None
             offset = 0
             while block := file.read(BLOCK):
                 if self._on_facts is not None and ahead_from is not None and offset >= ahead_from:

@@ -68,9 +68,12 @@ class Hdfs:
     Args:
         url: URL of the file system, without a path.
         should_fail_fast: whether to give up on a NameNode after some seconds.
+        write_seconds: the longest write of a block.
     """
 
-    def __init__(self, url: str, *, should_fail_fast: bool) -> None:
+    def __init__(
+        self, url: str, *, should_fail_fast: bool, write_seconds: float = _DATA_SECONDS
+    ) -> None:
         from hdfs_native import Client
 
         log.debug(
@@ -83,6 +86,7 @@ class Hdfs:
         settings |= _key_provider_of(settings) | complete_mount_table(url, settings)
         self._client = Client(url, {**settings, **limits})
         self._answer = _QUICK_ANSWER_SECONDS if should_fail_fast else _ANSWER_SECONDS
+        self._write_seconds = write_seconds
         self._mask = creation_mask(os.environ)
         self._threads = WorkerThreadPool("hopsgpu-hdfs")
 
@@ -152,23 +156,25 @@ class Hdfs:
         return _call_within(self._threads, self._answer, call)
 
     def _fill(self, writer: Any, blocks: Iterable[bytes]) -> None:
+        seconds = self._write_seconds
+
         def fill(steps: Steps) -> None:
             # One thread fetches and writes: a block that it has read is still in its core's cache.
             for block in blocks:
                 if block:
-                    with _errors(_DATA_SECONDS):
+                    with _errors(seconds):
                         steps.run(functools.partial(writer.write, block))
-            with _errors(_DATA_SECONDS):
+            with _errors(seconds):
                 steps.run(writer.close)
 
         with self._threads.borrow() as thread:
             try:
-                thread.run_steps(fill, _DATA_SECONDS)
+                thread.run_steps(fill, seconds)
             except TimeoutError as error:
                 if thread.is_idle:  # no block could be fetched
                     raise
-                log.debug("a write to HDFS has not returned after %g s: abandons it", _DATA_SECONDS)
-                raise _no_answer(_DATA_SECONDS) from error
+                log.debug("a write to HDFS has not returned after %g s: abandons it", seconds)
+                raise _no_answer(seconds) from error
 
 
 def _key_provider_of(settings: Mapping[str, str]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import DAMAGED, UNSUPPORTED
 from hopsgpu.storage.lake import LakePath
 
-_CHUNK = 4 * 2**20
+_CHUNK_BYTES = 4 * 2**20
 _OTHER = "is another driver running the same study?"
 
 
@@ -27,12 +27,14 @@ class Journal(BaseJournalBackend):
 
     Args:
         target: the file on the lake; new entries follow those that it already holds.
+        chunk_bytes: the most bytes of an append.
 
     Raises:
         StoreError: the file cannot be read, or is no journal.
     """
 
-    def __init__(self, target: LakePath) -> None:
+    def __init__(self, target: LakePath, chunk_bytes: int = _CHUNK_BYTES) -> None:
+        self._chunk_bytes = chunk_bytes
         self._target = target
         self._lock = threading.Lock()
         # Only one thread at a time may append to the file.
@@ -84,7 +86,7 @@ class Journal(BaseJournalBackend):
             with self._lock:
                 self._appending += b"".join(self._lines)
                 self._lines.clear()
-            while chunk := self._appending[:_CHUNK]:
+            while chunk := self._appending[: self._chunk_bytes]:
                 end = self._append(chunk, self._lake_size)
                 with self._lock:
                     self._appending = self._appending[len(chunk) :]

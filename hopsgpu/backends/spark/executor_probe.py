@@ -22,11 +22,25 @@ _DEFAULT_PROFILE = 0
 _ANSWER_SECONDS = 5.0
 
 
-def probe(application: Application, modules: Collection[str]) -> list[str] | None:
+def _run_query(context: SparkContext, tag: str, modules: list[str]) -> list[list[str]]:
+    context.setJobGroup(tag, "hopsgpu: look for modules in the executors' Python")
+    context.addJobTag(tag)
+    return context.parallelize([0], 1).mapPartitions(missing_modules_task(modules)).collect()
+
+
+def probe(
+    application: Application,
+    modules: Collection[str],
+    run_query: Callable[[SparkContext, str, list[str]], list[list[str]]] = _run_query,
+    seconds: float = _ANSWER_SECONDS,
+) -> list[str] | None:
     """Return the top-level modules that an idle executor's Python lacks.
 
     Return None if there is no such executor, or if it does not answer in time. A gang's first
     executor then reports the modules.
+
+    Args:
+        run_query: runs the query as a job with a tag, in a thread of its own.
     """
     jvm = application.jvm
     busy = jvm.busy_executors(_DEFAULT_PROFILE)
@@ -35,26 +49,20 @@ def probe(application: Application, modules: Collection[str]) -> list[str] | Non
     answered, answers = threading.Event(), list[list[str]]()
     tag = f"hopsgpu-modules-{uuid.uuid4().hex[:8]}"
 
-    def ask() -> None:
+    def run() -> None:
         try:
-            answers.extend(_ask(application.context, tag, list(modules)))
+            answers.extend(run_query(application.context, tag, list(modules)))
         except Exception as error:  # noqa: BLE001 - cancelled or failed: the answer is unknown
             log.debug("%s: no answer: %s", tag, error)
             answers.clear()
         finally:
             answered.set()
 
-    start_daemon(tag, ask)
-    if not answered.wait(_ANSWER_SECONDS):
+    start_daemon(tag, run)
+    if not answered.wait(seconds):
         jvm.cancel(tag)
         return None
     return answers[0] if answers else None
-
-
-def _ask(context: SparkContext, tag: str, modules: list[str]) -> list[list[str]]:
-    context.setJobGroup(tag, "hopsgpu: look for modules in the executors' Python")
-    context.addJobTag(tag)
-    return context.parallelize([0], 1).mapPartitions(missing_modules_task(modules)).collect()
 
 
 def missing_modules_task(modules: list[str]) -> Callable[[Iterable[Any]], Iterator[list[str]]]:

@@ -23,20 +23,20 @@ _CACHE = "__pycache__"
 _COMPRESSION_LEVEL = 1
 
 
-def files_of(directory: Path) -> dict[str, Path]:
+def files_of(directory: Path, max_files: int = MAX_FILES) -> dict[str, Path]:
     """Return the files of a directory to pack, by sorted path below it; links are followed.
 
     Hidden directories, node_modules, virtual environments in it and `DRIVER_PACKAGES` are left out.
 
     Raises:
-        ConfigError: the directory cannot be read, or has more than `MAX_FILES` files.
+        ConfigError: the directory cannot be read, or has more than `max_files` files.
     """
     files: dict[str, Path] = {}
     for name, path in _walk(directory, directory, frozenset()):
         files[name] = path
-        if len(files) > MAX_FILES:
+        if len(files) > max_files:
             raise ConfigError(
-                f"python_env: {directory} contains more than {MAX_FILES} files: name the"
+                f"python_env: {directory} contains more than {max_files} files: name the"
                 " directory of the modules or of the environment, not one above it"
             )
     return dict(sorted(files.items()))

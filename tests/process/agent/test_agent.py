@@ -49,6 +49,7 @@ from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.display.base import NoDisplay
 from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
+from hopsgpu.gpu.sampling import NOT_INSTALLED
 from hopsgpu.linux import parent_of
 from hopsgpu.packaging.modules import PackedModules, pack_modules
 from hopsgpu.packaging.pickling import pickle_call
@@ -494,10 +495,8 @@ def test_a_usage_error_is_the_scripts(gang: Gang) -> None:
     gang.run(needs_arguments)
     ended = gang.wait_for("ended")
     assert (ended["outcome"]["status"], ended["exit_code"]) == ("exited", 2)
-    assert ended["log_tail"] == [
-        "usage: train.py [-h] --lr LR",
-        "train.py: error: the following arguments are required: --lr",
-    ]
+    usage, error = ended["log_tail"]
+    assert usage.startswith("usage: train.py ") and error.endswith(": --lr")
 
 
 def test_the_message_of_an_exit_is_told(gang: Gang) -> None:
@@ -541,7 +540,7 @@ def fails_and_stays() -> None:
 def test_a_rank_that_has_failed_and_does_not_end_is_ended(gang: Gang) -> None:
     gang.run(fails_and_stays)
     ended = gang.wait_for("ended")
-    assert ended["outcome"]["error"] == "LookupError: and yet it does not end"
+    assert ended["outcome"]["error"].startswith("LookupError: ")
     assert (ended["signal"], ended["stopped"]) == ("SIGKILL", False)
 
 
@@ -799,9 +798,7 @@ def test_what_a_ranks_child_uses_is_the_ranks(gang: Gang, tmp_path: Path) -> Non
     ended = gang.wait_for("ended")
     assert ended["outcome"]["status"] == "over memory"
     pids = json.loads(file.read_text())
-    assert f"the largest of its 2 processes: python (pid {pids[1]})" in re.sub(
-        r"python[\d.]+", "python", ended["outcome"]["error"]
-    )
+    assert re.search(rf" 2 processes: python\S* \(pid {pids[1]}\)", ended["outcome"]["error"])
     assert until(lambda: all(map(gone, pids)))
 
 
@@ -928,16 +925,16 @@ def test_model_files_of_replaced_ranks_cannot_be_published(gang: Gang) -> None:
     assert gang.wait_for("left").payload
 
 
-def test_a_stop_right_behind_publish_ends_the_upload(monkeypatch: pytest.MonkeyPatch) -> None:
-    told_to_stop: list[bool] = []
+def test_stop_right_after_publish_ends_the_upload() -> None:
+    stopped: list[bool] = []
 
-    def upload_all(_: object, __: str, unwanted: threading.Event) -> dict[int, Any]:
-        told_to_stop.append(unwanted.wait(HANG_SECONDS))
+    def upload(_: object, __: str, stop: threading.Event) -> dict[int, Any]:
+        stopped.append(stop.wait(HANG_SECONDS))
         return {}
 
     class Silent:
         async def notify(self, *_: object, **__: object) -> None:
-            """Nobody is there."""
+            """The driver is not connected."""
 
     class Ended:
         run_id = "r"
@@ -947,7 +944,7 @@ def test_a_stop_right_behind_publish_ends_the_upload(monkeypatch: pytest.MonkeyP
 
     async def act() -> None:
         async with asyncio.TaskGroup() as tasks:
-            its = agent.Agent(cast("Channel", Silent()), tasks)
+            its = agent.Agent(cast("Channel", Silent()), tasks, upload=upload)
             its._slots[0] = AttemptSlot(rank_group=cast("RankGroup", Ended()))
             publish = {"run_id": "r", "ranks": [], "staging_url": "file:///nowhere"}
             await its._handle_message(Message("publish", publish, b""))
@@ -955,9 +952,8 @@ def test_a_stop_right_behind_publish_ends_the_upload(monkeypatch: pytest.MonkeyP
                 Message("stop", {"run_id": "r", "dump_stacks": False, "drop_saves": False}, b"")
             )
 
-    monkeypatch.setattr(agent, "upload_all", upload_all)
     asyncio.run(act())
-    assert told_to_stop == [True]
+    assert stopped == [True]
 
 
 def saves_and_dies(step: int) -> None:
@@ -1038,7 +1034,7 @@ def test_a_checkpoint_that_the_lake_refuses_is_told_and_raised_by_the_next(gang:
     go = gang.lake / "go"
     gang.run(train, str(go))
     warning = gang.wait_for("warning")["text"]
-    assert warning.startswith("rank 0's checkpoint at step 1 did not reach the lake: ")
+    assert warning.startswith("rank 0's checkpoint at step 1 ")
     (gang.lake / "runs/r/checkpoints").unlink()
     go.touch()
     assert pickle.loads(gang.wait_for("ended").payload).startswith(warning)
@@ -1072,9 +1068,9 @@ def reserve(gang: Gang, **asked: Any) -> Message:
 
 
 def test_a_container_that_cannot_write_to_the_lake_says_so_before_ranks_start(gang: Gang) -> None:
-    # Where nobody can create a file, root neither.
-    told = reserve(gang, run_url="file:///sys/kernel")
-    assert told["configured"] and "this container cannot write to the lake" in told["problem"]
+    # Not even root can create a file there.
+    reserved = reserve(gang, run_url="file:///sys/kernel")
+    assert reserved["configured"] and "cannot write to the lake" in reserved["problem"]
     # Any other error is left to ranks that store something.
     (gang.lake / "file").write_text("in the way")
     assert reserve(gang, run_url=f"file://{gang.lake}/file/run")["ports"]
@@ -1107,7 +1103,7 @@ def test_reserved_ports_are_held_until_the_rank_binds_them(gang: Gang) -> None:
 
 def test_a_node_without_the_wanted_interface_says_what_there_is(gang: Gang) -> None:
     problem = reserve(gang, interface="ib7")["problem"]
-    assert "spark.hopsgpu.interface='ib7' is not on this node; available: " in problem
+    assert "spark.hopsgpu.interface='ib7' " in problem and "available: " in problem
 
 
 def test_the_agent_serves_a_store_that_ends_with_the_attempt(gang: Gang) -> None:
@@ -1374,11 +1370,8 @@ def test_gpus_that_nobody_watches_are_warned_of_once(
     gang.run(os.getpid, ranks=2, gpus=("GPU-7",), attempt=1)
     for _ in range(2):
         gang.wait_for("ended")
-    told = [m["text"] for m in gang.seen if m.kind == "warning"]
-    assert told == [
-        "XID events or the loss of the ranks' GPUs may go unnoticed: nvidia-ml-py is not installed"
-        " for the executors' Python"
-    ]
+    (warning,) = (m["text"] for m in gang.seen if m.kind == "warning")
+    assert warning.startswith("XID events ") and NOT_INSTALLED in warning
 
 
 TOKENS = b"HDTS\0\0\0"
@@ -1409,7 +1402,7 @@ def test_a_rank_that_runs_finds_fresh_tokens_in_the_same_file(gang: Gang) -> Non
 
 def test_tokens_that_cannot_be_kept_are_a_warning_and_the_agent_lives(gang: Gang) -> None:
     gang.server.send(0, "tokens", b"nonsense", run_id="r")
-    assert "tokens could not be stored in container_7" in gang.wait_for("warning")["text"]
+    assert re.search("tokens .*container_7", gang.wait_for("warning")["text"])
     gang.run(os.getpid)
     assert pickle.loads(gang.wait_for("ended").payload) > 0
     assert not [m for m in gang.seen if m.kind == "kept-tokens"]

@@ -153,7 +153,7 @@ def test_ranks_that_wait_go_on_if_the_request_is_given_up(gang: Gang) -> None:
     bounds = RequestBounds(agreement=3.0, blocked=1.0)
     request = CheckpointRequest(range(2), time.monotonic(), bounds=bounds)
     outcome = follow(gang, request, hears)
-    assert outcome == NotAgreed("the ranks did not agree within 3 s")
+    assert isinstance(outcome, NotAgreed) and "3 s" in outcome.reason
     # The next one is not hindered by it.
     outcome = follow(gang, CheckpointRequest(range(2), time.monotonic(), request.last))
     assert isinstance(outcome, Agreed)
@@ -166,7 +166,7 @@ def test_a_rank_that_never_asks_is_not_waited_for(gang: Gang) -> None:
     begun(gang, 1)
     bounds = RequestBounds(unasked=0.5)
     outcome = follow(gang, CheckpointRequest([0], time.monotonic(), bounds=bounds))
-    assert outcome == NotAgreed("ranks 0 have not called should_checkpoint")
+    assert isinstance(outcome, NotAgreed) and "ranks 0 " in outcome.reason
     assert values(gang, 1) == {0: None}
 
 

@@ -427,9 +427,7 @@ def test_a_spare_that_does_not_take_what_it_is_told_is_killed(
             theirs.close()
         else:
             theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises(
-            OSError, match="Broken pipe" if hangs_up else "the spare process has ended"
-        ):
+        with pytest.raises(OSError, match="Broken pipe" if hangs_up else "spare process"):
             SpareChild(process.pid, ours).hand_over(tmp_path, {})
         assert process.wait(HANG_SECONDS) == -signal.SIGKILL
     assert ours.fileno() == -1
@@ -527,8 +525,8 @@ def test_a_server_that_is_frozen_is_done_without(impatient: Container) -> None:
             rank, store = await asyncio.wait_for(asyncio.gather(*asked), HANG_SECONDS)
             assert (rank.started.warning, await rank.value()) == (SILENT, "OK")
             assert store is None
-            assert daemon.warnings == [f"rank 0 serves torch's TCPStore itself: {SILENT}"]
-            assert await asyncio.to_thread(until, lambda: gone(server))
+            assert [text.endswith(f" itself: {SILENT}") for text in daemon.warnings] == [True]
+            assert await asyncio.to_thread(until, lambda: gone(server), HANG_SECONDS)
             # Another takes its place: a server that froze is no reason to do without for good.
             next_rank = await here.start(daemon, spec, os.getppid)
             assert next_rank.started.warning is None
@@ -565,7 +563,7 @@ def test_what_a_frozen_server_had_forked_does_not_run_twice(
                 assert pickle.loads((rank.directory / VALUE).read_bytes()) == "value"
             else:
                 assert outcome["status"] == "not started"
-                assert "killed together with its fork server" in outcome["error"]
+                assert "with its fork server" in outcome["error"]
             assert file.read_text() == "once"
             assert await asyncio.to_thread(until, lambda: not here.left())
 
@@ -609,7 +607,7 @@ def test_a_store_that_cannot_be_made_is_rank_0s(here: Container, source: str, sa
         async with here.connect_daemon() as daemon:
             assert await daemon.store(here.spec("torch"), 2) is None
             (warning,) = daemon.warnings
-            assert warning.startswith(f"rank 0 serves torch's TCPStore itself: {said}")
+            assert f"TCPStore itself: {said}" in warning
             # The server still serves.
             rank = await here.start(daemon, here.spec("torch"), str.upper, "next")
             assert (rank.started.warning, await rank.value()) == (None, "NEXT")
@@ -634,7 +632,7 @@ def test_the_driver_is_told_of_a_store_that_could_not_be_made(
         gang.run(os.getpid, frameworks=("torch",))
         gang.wait_for("ended")
     (warning,) = (m["text"] for m in gang.seen if m.kind == "warning")
-    assert warning.startswith("rank 0 serves torch's TCPStore itself: ModuleNotFoundError")
+    assert "TCPStore itself: ModuleNotFoundError" in warning
 
 
 def test_two_forked_ranks_reduce_over_the_containers_store(warm: Container) -> None:
@@ -811,8 +809,8 @@ def test_a_forked_rank_has_the_framework_and_a_fresh_one_imports_it(warm: Contai
 
 def test_threads_that_a_fork_loses_are_named() -> None:
     assert fork_safety.stray_threads(["jemalloc_bg_thd"]) is None
-    said = fork_safety.stray_threads(["pool", "jemalloc_bg_thd", "grpc"])
-    assert said == "importing started threads (grpc, pool)"
+    problem = fork_safety.stray_threads(["pool", "jemalloc_bg_thd", "grpc"])
+    assert problem is not None and problem.endswith("(grpc, pool)")
 
 
 def test_cuda_that_was_touched_is_told() -> None:

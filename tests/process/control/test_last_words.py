@@ -101,7 +101,7 @@ def test_a_rank_tells_that_its_disk_is_full(gang: Gang) -> None:
     gang.run(saves_on_a_full_disk)
     ended = gang.wait_for("ended")
     assert ended["outcome"]["status"] == "raised"
-    assert ended["outcome"]["error"] == "OSError: [Errno 28] No space left on device"
+    assert ended["outcome"]["error"].startswith("OSError: [Errno 28] ")
     assert "in saves_on_a_full_disk" in ended["outcome"]["traceback"]
     assert still_serves(gang)
 
@@ -121,7 +121,7 @@ def test_a_value_that_a_full_disk_does_not_take_is_told(gang: Gang) -> None:
 def test_a_rank_for_which_there_is_no_room_is_not_started(gang: Gang) -> None:
     gang.run(len, os.urandom(DISK))
     outcome = gang.wait_for("ended")["outcome"]
-    assert outcome["status"] == "not started" and "No space left on device" in outcome["error"]
+    assert outcome["status"] == "not started" and "No space left" in outcome["error"]
     assert still_serves(gang)
 
 
@@ -139,7 +139,7 @@ def test_an_end_that_cannot_be_written_is_not_taken_for_another(
     ended = gang.wait_for("ended")
     assert ended["exit_code"] == os.EX_IOERR
     assert ended["outcome"]["status"] == "files lost"
-    assert ended["outcome"]["error"].startswith("the rank could not write its outcome")
+    assert "could not write its outcome" in ended["outcome"]["error"]
     assert ended.payload == b""
     assert still_serves(gang)
 
@@ -152,9 +152,7 @@ def test_what_cannot_be_written_is_said_in_the_log_where_that_can_be(gang: Gang)
 
     gang.run(train)
     ended = gang.wait_for("ended")
-    assert ended["log_tail"][0].startswith(
-        "hopsgpu: cannot record how this rank ended (returned): [Errno 21] Is a directory"
-    )
+    assert "(returned): [Errno 21] " in ended["log_tail"][0]
 
 
 def waits_as_rank_1() -> str:
@@ -171,10 +169,10 @@ def test_a_rank_that_cannot_be_followed_is_failed_and_no_other(gang: Gang) -> No
     ends = {end["rank"]: end for end in (gang.wait_for("ended"), gang.wait_for("ended"))}
     assert ends[0]["outcome"] == {"status": "returned"}
     assert ends[1]["outcome"]["status"] == "files lost"
-    assert "[Errno 28] No space left on device" in ends[1]["outcome"]["error"]
+    assert "[Errno 28] " in ends[1]["outcome"]["error"]
     assert (ends[1]["signal"], ends[1]["stopped"]) == ("SIGKILL", False)
     warnings = [m["text"] for m in gang.seen if m.kind == "warning"]
-    assert len(warnings) == 1 and warnings[0].startswith("the output of rank 1 is incomplete: ")
+    assert len(warnings) == 1 and "rank 1 is incomplete: " in warnings[0]
     assert still_serves(gang)
 
 

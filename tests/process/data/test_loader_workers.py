@@ -112,14 +112,14 @@ def test_what_a_loader_cannot_have(source: ParquetSource, tmp_path: Path) -> Non
 
     with rank_of(source, tmp_path) as data:
         dataset = data.torch(SIZE, ["id"])
-        with pytest.raises(ConfigError, match=r"use dataset\.loader\(2\) instead of DataLoader"):
+        with pytest.raises(ConfigError, match=r"dataset\.loader\(2\)"):
             next(iter(DataLoader(dataset, batch_size=None, num_workers=2)))
         for wrong in (0, -1, True, "2"):
-            with pytest.raises(ConfigError, match="num_workers=.*: must be an integer ≥ 1"):
+            with pytest.raises(ConfigError, match="num_workers="):
                 dataset.loader(wrong)
-        with pytest.raises(ConfigError, match="persistent_workers=True: must be False"):
+        with pytest.raises(ConfigError, match="persistent_workers=True"):
             dataset.loader(2, persistent_workers=True)
-        with pytest.raises(ConfigError, match="batch_size, shuffle: cannot be given here"):
+        with pytest.raises(ConfigError, match="batch_size, shuffle"):
             dataset.loader(2, batch_size=3, shuffle=True)
 
 

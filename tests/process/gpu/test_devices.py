@@ -273,7 +273,7 @@ def with_modules(monkeypatch: pytest.MonkeyPatch, root: Path, **modules: str) ->
 def test_garbage_whatever_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = "import atexit; atexit.register(print, '{garbage')"
     with_modules(monkeypatch, tmp_path, sitecustomize=program)
-    with pytest.raises(DriverError, match="cannot be parsed: {garbage"):
+    with pytest.raises(DriverError, match=": {garbage"):
         list_devices(30.0)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pwd
+import re
 import signal
 import subprocess
 import sys
@@ -119,13 +120,14 @@ def test_a_gpu_ends_with_its_executor_however_that_ends(told: Node) -> None:
 
 def test_nothing_is_given_out_twice(told: Node) -> None:
     first = told.start(3)
-    assert first.err.splitlines() == [
-        f"hopsgpu discovery INFO: gives out {uuid}, healthy" for uuid in UUIDS[:3]
+    lines = first.err.splitlines()
+    assert [line.rpartition("gives out ")[2] for line in lines] == [
+        f"{uuid}, healthy" for uuid in UUIDS[:3]
     ]
     refusal = told.start(2, IMPATIENT).refusal
-    assert "2 GPUs were requested; this node has 4, and 1 is available" in refusal
+    assert re.search("2 GPUs .* has 4, and 1 ", refusal)
     for uuid in UUIDS[:3]:
-        assert f"{uuid} is leased to another executor (pid " in refusal
+        assert f"{uuid} is leased" in refusal
     assert "container container_1_0001_01_000002" in refusal
     assert len(told.start(1).gpus) == 1  # what the late one had taken is free again
 
@@ -147,15 +149,14 @@ def test_a_driver_that_tells_no_gpus(node: Node, driver: dict[str, Any], words: 
 
 def test_no_gpus(told: Node) -> None:
     told.play([])
-    assert "1 GPU was requested; this node has 0" in told.start(1).refusal
+    assert re.search("1 GPU .* has 0", told.start(1).refusal)
 
 
 def test_a_node_without_a_driver(node: Node) -> None:
     (node.bin / "nvidia-smi").unlink()
     refusal = node.start(1).refusal
     if no_real_driver():
-        assert "no nvidia-smi on the PATH" in refusal
-        assert "check that this node has a GPU driver" in refusal
+        assert "no nvidia-smi" in refusal and "GPU driver" in refusal
 
 
 @pytest.mark.parametrize("trouble", [{"nvml_error": 12}, {"nvml_error": 9}, {"crashes": True}])
@@ -184,7 +185,7 @@ def test_an_nvidia_smi_can_be_named(node: Node, place: str, tmp_path: Path) -> N
     node.play([gpu(0)], nvml_error=4)
     assert node.start(1).gpus == UUIDS[:1]
     node.environ["HOPSGPU_NVIDIA_SMI"] = str(tmp_path / "nowhere")
-    assert "must be an executable nvidia-smi" in node.start(1).refusal
+    assert "executable nvidia-smi" in node.start(1).refusal
 
 
 def test_cuda_visible_devices_hides_nothing(told: Node) -> None:
@@ -214,7 +215,7 @@ def test_mig_devices_whose_uuids_old_drivers_tell_elsewhere(node: Node) -> None:
         mig_uuids=False,
     )
     assert node.start(4).gpus == [old, MIG[1], UUIDS[1], MIG[2]]
-    assert "is leased to another executor (pid" in node.start(1, IMPATIENT).refusal
+    assert "another executor (pid" in node.start(1, IMPATIENT).refusal
 
 
 def test_a_lost_gpu_is_given_out_last_and_as_bad(told: Node) -> None:
@@ -284,9 +285,9 @@ def test_where_all_are_in_use_one_is_given_out_as_bad(told: Node, stranger: int)
     (first,) = told.start(1, IMPATIENT).given_out
     assert (first["address"], first["state"]) == (UUIDS[0], "bad")
     user = pwd.getpwuid(os.getuid()).pw_name
-    assert first["reason"] == f"in use by process {stranger} (python train.py, user {user})"
+    assert f" {stranger} (python train.py, user {user})" in first["reason"]
     assert told.start(1, IMPATIENT).gpus == [UUIDS[1]]
-    assert "is leased to another executor" in told.start(1, IMPATIENT).refusal
+    assert "is leased" in told.start(1, IMPATIENT).refusal
 
 
 def test_a_gpu_in_use_is_given_out_after_the_bad_ones(told: Node, stranger: int) -> None:
@@ -308,7 +309,7 @@ def test_a_gpu_in_use_is_given_out_after_others_were_waited_for(told: Node, stra
 def test_more_gpus_than_there_are_even_such(told: Node, stranger: int) -> None:
     told.play([used(0, stranger)])
     refusal = told.start(2, IMPATIENT).refusal
-    assert "2 GPUs were requested; this node has 1" in refusal
+    assert re.search("2 GPUs .* has 1", refusal)
 
 
 def test_a_process_on_its_way_out_is_waited_for(told: Node, stranger: int) -> None:
@@ -358,7 +359,7 @@ def test_a_directory_that_cannot_be_written(node: Node, tmp_path: Path) -> None:
     (directory / f"{script.CONTAINER_GPUS}.new").mkdir(parents=True)
     ran = script_in(node, directory)
     assert (ran.returncode, ran.stdout) == (1, "")
-    assert "cannot write hopsgpu-gpus.json for the agent" in ran.stderr
+    assert "cannot write hopsgpu-gpus.json" in ran.stderr
     assert node.start(4).gpus == UUIDS[:4]  # nothing stays leased
 
 

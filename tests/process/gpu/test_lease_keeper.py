@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -138,11 +139,8 @@ def test_by_hand_it_says_until_when_it_leases(
     )
     with discovery_script._watch_executor() as executor:
         assert executor.pid == parent
-    said = capsys.readouterr().err
-    assert said == (
-        "hopsgpu discovery INFO: no Java process is an ancestor: the lease lasts until process"
-        f" {parent} ends\n"
-    )
+    err = capsys.readouterr().err
+    assert "no Java process" in err and f" {parent} " in err
 
 
 def test_a_lease_directory_has_to_be_the_same_for_all(node: Node) -> None:
@@ -206,19 +204,29 @@ def test_a_process_whose_first_thread_has_ended_lives() -> None:
             assert wait_for_any([watched], 20.0)
 
 
-def test_a_number_that_is_anothers_by_now(
+def test_reused_pid_counts_as_ended(
     process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    own_stat = Path("/proc/self/stat").read_bytes()
     with WatchedProcess(process.pid, should_use_pidfd=False) as watched:
-        monkeypatch.setattr(lease_keeper, "_start_time", lambda pid: "later")
+        monkeypatch.setattr(Path, "read_bytes", lambda path: own_stat)
         assert wait_for_any([watched], 0.0)
 
 
-def test_a_process_table_that_shows_nothing(
-    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def hidden_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide all processes as /proc with hidepid does."""
+
+    def refuse(path: Path) -> bytes:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+
+
+@pytest.mark.usefixtures("hidden_processes")
+def test_end_of_a_hidden_process_is_noticed_without_pidfds(
+    process: subprocess.Popen[bytes],
 ) -> None:
-    """/proc with hidepid, and a kernel without pidfds."""
-    monkeypatch.setattr(lease_keeper, "_start_time", lambda pid: None)
     with WatchedProcess(process.pid, should_use_pidfd=False) as watched:
         assert not wait_for_any([watched], 0.0)
         process.kill()
@@ -226,15 +234,18 @@ def test_a_process_table_that_shows_nothing(
         assert wait_for_any([watched], 20.0)
 
 
-def test_the_processes_above(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ancestors_begin_with_the_parent() -> None:
     parent, *_ = lease_keeper.ancestors()
     assert parent.pid == os.getppid() and parent.names
-    monkeypatch.setattr(lease_keeper, "_process_stat", lambda pid: None)  # as /proc with hidepid
+
+
+@pytest.mark.usefixtures("hidden_processes")
+def test_only_the_parent_is_known_of_hidden_ancestors() -> None:
     assert lease_keeper.ancestors() == [Ancestor(os.getppid(), frozenset())]
 
 
 @pytest.mark.parametrize("should_use_pidfd", [True, False])
-def test_the_keeper_keeps_until_the_executor_ends(
+def test_keeper_holds_the_leases_until_the_executor_ends(
     directory: Path, process: subprocess.Popen[bytes], should_use_pidfd: bool
 ) -> None:
     with Leases(directory) as given, WatchedProcess(process.pid, should_use_pidfd) as executor:
@@ -255,7 +266,11 @@ def test_a_killed_keeper_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not should_use_pidfd:
-        monkeypatch.setattr(lease_keeper, "_pidfd_open", lambda pid: None)
+
+        def refuse(pid: int) -> int:
+            raise OSError(errno.ENOSYS, "pidfd_open")
+
+        monkeypatch.setattr(os, "pidfd_open", refuse)
     with Leases(directory) as given, WatchedProcess(process.pid) as executor:
         assert given.take(A)
         with start_keepers(given, executor) as stay:
@@ -272,7 +287,7 @@ def test_a_killed_keeper_is_replaced(
         assert until(lambda: late.take(A))
 
 
-def test_keepers_go_on_where_there_is_no_room_for_another(
+def test_keeper_continues_if_it_cannot_fork_another(
     directory: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forks = iter([os.fork])
@@ -294,14 +309,21 @@ def test_keepers_go_on_where_there_is_no_room_for_another(
         assert until(lambda: late.take(A))
 
 
-def test_keepers_that_were_killed_before_they_could_stay(
+def test_keeper_that_is_killed_before_it_is_ready_is_an_error(
     directory: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_keeper, "_other_keeper", lambda: os.kill(os.getpid(), signal.SIGKILL))
+    test, fork = os.getpid(), os.fork
+
+    def fork_or_die() -> int:
+        if os.getpid() != test:  # the first keeper forks the second
+            os.kill(os.getpid(), signal.SIGKILL)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", fork_or_die)
     with Leases(directory) as given, WatchedProcess(process.pid) as executor:
         assert given.take(A)
         with (
-            pytest.raises(ChildProcessError, match="was killed"),
+            pytest.raises(ChildProcessError),
             start_keepers(given, executor),
         ):
             pytest.fail("nobody keeps the lease")
@@ -309,7 +331,7 @@ def test_keepers_that_were_killed_before_they_could_stay(
         assert until(lambda: late.take(A))
 
 
-def test_a_keeper_that_was_not_told_to_stay_ends(
+def test_keeper_without_the_order_to_stay_ends(
     directory: Path, process: subprocess.Popen[bytes]
 ) -> None:
     with pytest.raises(OSError, match="nobody reads"), Leases(directory) as given:

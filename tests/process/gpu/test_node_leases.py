@@ -169,7 +169,7 @@ def test_what_is_no_lock_file_costs_its_gpu_alone(
 def test_what_is_no_address(directory: Path, address: str) -> None:
     with Leases(directory) as held:
         assert not held.take(address)
-        assert "is not the address of a GPU" in held.refused[address]
+        assert "address of a GPU" in held.refused[address]
     assert not list(directory.iterdir())
 
 

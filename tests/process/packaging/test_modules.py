@@ -46,11 +46,8 @@ def test_hopsgpu_itself_is_no_module_of_the_users() -> None:
     assert not [name for name in packed if name.startswith("0/hopsgpu/")]
 
 
-def test_too_large_a_directory_gives_its_top_and_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(modules, "MAX_ENTRIES", 3)
-    write(tmp_path, "top.py", *(f"deep/{number}.py" for number in range(4)))
+def test_top_level_of_too_large_a_directory_is_packed_with_a_warning(tmp_path: Path) -> None:
+    write(tmp_path, "top.py", *(f"deep/{number}.py" for number in range(modules.MAX_ENTRIES)))
     packed = pack_modules([tmp_path])
     assert names(packed) == ["0/top.py"]
     assert str(tmp_path) in packed.warnings[0]
@@ -81,10 +78,12 @@ def test_modules_are_packed_again_only_where_one_has_changed(tmp_path: Path) -> 
     assert packer.pack([tmp_path]) == changed
 
 
-def write(root: Path, *files: str, content: str = "x") -> None:
+def write(root: Path, *files: str, content: str = "x", size: int | None = None) -> None:
     for file in files:
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).write_text(content)
+        if size is not None:
+            os.truncate(root / file, size)
 
 
 def test_all_files_of_a_package_however_deep_and_of_whatever_kind(tmp_path: Path) -> None:
@@ -101,52 +100,44 @@ def test_all_files_of_a_package_however_deep_and_of_whatever_kind(tmp_path: Path
     assert set(names(named)) - set(names(packed)) == {"0/plain/data.csv"}
 
 
-def test_what_is_named_in_a_root_that_is_too_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(modules, "MAX_ENTRIES", 3)
-    write(tmp_path, "top.py", "pkg/__init__.py", "pkg/t.json", *(f"data/{n}.csv" for n in range(4)))
+def test_sources_of_a_root_that_is_too_large_are_packed(tmp_path: Path) -> None:
+    write(tmp_path, "top.py", "pkg/__init__.py", "pkg/t.json")
+    write(tmp_path, *(f"data/{number}.csv" for number in range(modules.MAX_ENTRIES)))
     source = ModuleSource("pkg", tmp_path / "pkg")
     packed = pack_modules([ImportRoot(tmp_path, (source,))])
     assert names(packed) == ["0/pkg/__init__.py", "0/pkg/t.json", "0/top.py"]
-    assert "is too large" in packed.warnings[0]
+    assert str(tmp_path) in packed.warnings[0]
     packed = pack_modules([ImportRoot(tmp_path, (source,), is_expected=False)])
     assert (names(packed), packed.warnings) == (["0/pkg/__init__.py", "0/pkg/t.json"], ())
     assert pack_modules([ImportRoot(tmp_path, is_expected=False)]) == pack_modules([])
 
 
-def test_files_beside_modules_give_way_to_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(modules, "MAX_BYTES", 100)
+def test_other_files_are_left_out_before_modules(tmp_path: Path) -> None:
     write(tmp_path, "a/__init__.py", "b/__init__.py")
-    write(tmp_path, "a/weights.bin", "b/other.bin", content="x" * 90)
+    write(tmp_path, "a/weights.bin", "b/other.bin", size=modules.MAX_BYTES - 10)
     packed = pack_modules([ImportRoot(tmp_path, (ModuleSource("a", tmp_path / "a"),))])
     assert names(packed) == ["0/a/__init__.py", "0/a/weights.bin", "0/b/__init__.py"]
-    assert "only modules are sent" in packed.warnings[0]
-    write(tmp_path, "a/weights.bin", content="x" * 101)
+    assert "only modules" in packed.warnings[0]
+    write(tmp_path, "a/weights.bin", size=modules.MAX_BYTES + 1)
     packed = pack_modules([ImportRoot(None, (ModuleSource("a", tmp_path / "a"),))])
     assert names(packed) == ["0/a/__init__.py"]
-    assert "only its modules are sent" in packed.warnings[0]
-    write(tmp_path, "a/__init__.py", content="x" * 101)
+    assert "only its modules" in packed.warnings[0]
+    write(tmp_path, "a/__init__.py", size=modules.MAX_BYTES + 1)
     packed = pack_modules([ImportRoot(None, (ModuleSource("a", tmp_path / "a"),))])
     assert (names(packed), packed.names) == ([], set())
-    assert "a is too large to send" in packed.warnings[0]
+    assert f"{tmp_path}/a " in packed.warnings[0]
 
 
-def test_where_pip_has_installed_a_package_travels_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without its data it would be in the way of one that the ranks' Python has."""
+def test_package_that_pip_installed_is_packed_completely_or_not_at_all(tmp_path: Path) -> None:
+    """An incomplete package would shadow the one that the ranks' Python has."""
     write(tmp_path, "a/__init__.py", "a/t.json", "a-1.dist-info/RECORD")
     source = ModuleSource("a", tmp_path / "a")
     assert names(pack_modules([ImportRoot(None, (source,))])) == ["0/a/__init__.py", "0/a/t.json"]
-    monkeypatch.setattr(modules, "MAX_BYTES", 100)
-    write(tmp_path, "a/weights.bin", content="x" * 101)
+    write(tmp_path, "a/weights.bin", size=modules.MAX_BYTES + 1)
     for root in (ImportRoot(None, (source,)), ImportRoot(tmp_path, (source,), is_expected=False)):
         packed = pack_modules([root])
         assert names(packed) == []
-        assert "a is too large to send to the ranks: pass it with python_env=" in packed.warnings[0]
+        assert f"{tmp_path}/a " in packed.warnings[0] and "python_env=" in packed.warnings[0]
 
 
 def test_a_part_that_is_called_otherwise(tmp_path: Path) -> None:
@@ -231,7 +222,8 @@ def test_what_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
         patch.setattr(Path, "read_bytes", refuse)
         packed = pack_modules([tmp_path])
     assert (names(packed), packed.names) == (["0/b.py"], {"b"})
-    assert packed.warnings == (f"{tmp_path}/a.py is not sent to the ranks: Permission denied",)
+    (warning,) = packed.warnings
+    assert warning.startswith(f"{tmp_path}/a.py ") and warning.endswith(": Permission denied")
 
 
 LAYOUT = """

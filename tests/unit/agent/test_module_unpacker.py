@@ -11,7 +11,6 @@ from typing import NoReturn
 
 import pytest
 
-from hopsgpu.agent import module_unpacker
 from hopsgpu.agent.module_unpacker import UnpackedModules
 from hopsgpu.packaging.modules import pack_modules
 from tests.conftest import until
@@ -28,11 +27,19 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnpackedModules]:
+def seconds() -> float:
+    """How long a check holds; by default longer than any test takes."""
+    return 600.0
+
+
+@pytest.fixture
+def unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> Iterator[UnpackedModules]:
     container = tmp_path / "container"
     container.mkdir()
     monkeypatch.chdir(container)
-    with closing(UnpackedModules()) as unpacked:
+    with closing(UnpackedModules(seconds)) as unpacked:
         yield unpacked
     assert list((container / "hopsgpu").iterdir()) == []
 
@@ -43,12 +50,12 @@ def root_of(unpacked: UnpackedModules, project: Path) -> Path:
     return Path(root)
 
 
-def test_the_same_modules_stay_and_others_take_their_place(
+def test_same_modules_stay_and_others_replace_them(
     unpacked: UnpackedModules, project: Path
 ) -> None:
     first = root_of(unpacked, project)
     assert (first / "inner" / "table.txt").read_text() == "1 2 3\n"
-    # Compiled files go by their sources, so they do no harm.
+    # Python checks compiled files against their sources, so they do no harm.
     assert Path(py_compile.compile(str(first / "mine.py")) or "").parent == first / "__pycache__"
     assert root_of(unpacked, project) == first
     (project / "mine.py").write_text("WHO = 'again'\n")
@@ -57,18 +64,16 @@ def test_the_same_modules_stay_and_others_take_their_place(
     assert not first.exists() and not (second / "__pycache__").exists()
 
 
-def test_what_was_unpacked_ahead_is_what_the_first_attempt_gets(
-    unpacked: UnpackedModules, project: Path, monkeypatch: pytest.MonkeyPatch
+def test_first_attempt_gets_the_prepared_directory_without_a_check(
+    unpacked: UnpackedModules, project: Path
 ) -> None:
-    monkeypatch.setattr(module_unpacker, "_UNCHANGED_SECONDS", 600.0)
     packed = pack_modules([project])
     unpacked.prepare(packed.digest, packed.archive)
     (ahead,) = Path("hopsgpu").iterdir()
     unpacked.prepare(packed.digest, packed.archive)
-    with monkeypatch.context() as patch:
-        # Nobody knows what it is called, so nobody has changed it.
-        patch.setattr(module_unpacker, "_state_of", lambda directory: pytest.fail("looked at it"))
-        assert root_of(unpacked, project).parent == ahead.resolve()
+    # A check would notice this file.
+    (ahead / "0" / "more.py").touch()
+    assert root_of(unpacked, project).parent == ahead.resolve()
     (project / "mine.py").write_text("WHO = 'again'\n")
     other = pack_modules([project])
     unpacked.prepare(other.digest, other.archive)
@@ -77,7 +82,7 @@ def test_what_was_unpacked_ahead_is_what_the_first_attempt_gets(
 
 
 def overwrite(root: Path) -> None:
-    """The same size and times: only the time of the change tells."""
+    """Change a file with the same size and times: only the change time differs."""
     file = root / "mine.py"
     before = file.stat()
     file.write_text("WHO = 'worse'\n")
@@ -85,8 +90,7 @@ def overwrite(root: Path) -> None:
     assert file.stat().st_size == before.st_size
 
 
-def written(file: Path) -> int:
-    """When a file was written that is written now."""
+def write_now(file: Path) -> int:
     file.write_text("")
     return file.stat().st_ctime_ns
 
@@ -103,13 +107,13 @@ def written(file: Path) -> int:
     ],
     ids=["overwritten", "removed", "added", "a directory", "unreadable", "renamed"],
 )
-def test_what_a_rank_does_there_is_gone_for_the_next(
+def test_changes_by_a_rank_are_removed_for_the_next(
     unpacked: UnpackedModules, project: Path, harm: Callable[[Path], None]
 ) -> None:
     first = root_of(unpacked, project)
-    # What is changed within one tick of the file system's clock has the time of before.
+    # A change within one tick of the file system's clock keeps the change time.
     last = max(path.stat().st_ctime_ns for path in (first, *first.rglob("*")))
-    assert until(lambda: written(project.parent / "clock") > last, step=0.001)
+    assert until(lambda: write_now(project.parent / "clock") > last, step=0.001)
     harm(first)
     second = root_of(unpacked, project)
     assert (second / "mine.py").read_text() == "WHO = 'first'\n"
@@ -117,7 +121,7 @@ def test_what_a_rank_does_there_is_gone_for_the_next(
     assert sorted(path.name for path in second.iterdir()) == ["inner", "mine.py"]
 
 
-def test_what_is_looked_at_ahead_counts_until_the_next_ranks(
+def test_check_ahead_holds_for_the_next_attempt_only(
     unpacked: UnpackedModules, project: Path
 ) -> None:
     first = root_of(unpacked, project)
@@ -127,7 +131,7 @@ def test_what_is_looked_at_ahead_counts_until_the_next_ranks(
     assert second != first and not (second / "more.py").exists()
     unpacked.verify(unpacked.uses)
     assert root_of(unpacked, project) == second
-    # Nobody has looked since: one look serves one attempt, and a late one none.
+    # One check serves one attempt, and a late check serves none.
     unpacked.verify(unpacked.uses - 1)
     (second / "more.py").write_text("")
     third = root_of(unpacked, project)
@@ -137,32 +141,31 @@ def test_what_is_looked_at_ahead_counts_until_the_next_ranks(
     assert root_of(unpacked, project).is_dir()
 
 
-def test_a_look_that_fails_or_is_old_counts_for_nothing(
+@pytest.mark.parametrize("seconds", [0.0])
+def test_check_ahead_that_failed_or_is_old_does_not_hold(
     unpacked: UnpackedModules, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(directory: str) -> NoReturn:
-        raise FileNotFoundError(directory)
+    def fail(path: str) -> NoReturn:
+        raise FileNotFoundError(path)
 
     first = root_of(unpacked, project)
     with monkeypatch.context() as patched:
-        patched.setattr(module_unpacker, "_state_of", gone)
+        patched.setattr(os, "lstat", fail)
         unpacked.verify(unpacked.uses)
     assert root_of(unpacked, project) == first
-    with monkeypatch.context() as patched:
-        patched.setattr(module_unpacker, "_UNCHANGED_SECONDS", 0.0)
-        unpacked.verify(unpacked.uses)
+    unpacked.verify(unpacked.uses)
     (first / "more.py").write_text("")
     assert root_of(unpacked, project) != first
 
 
-def test_several_roots_and_none(unpacked: UnpackedModules, project: Path) -> None:
+def test_roots_may_be_several_or_none(unpacked: UnpackedModules, project: Path) -> None:
     packed = pack_modules([project, project / "inner"])
     roots = unpacked.roots(packed.digest, packed.archive, packed.roots)
     assert [Path(root).name for root in roots] == ["0", "1"]
     assert unpacked.roots("none", pack_modules([]).archive, 0) == []
 
 
-def test_files_may_run_that_could_at_the_driver(unpacked: UnpackedModules, project: Path) -> None:
+def test_executable_files_stay_executable(unpacked: UnpackedModules, project: Path) -> None:
     tool = project / "inner" / "tool"
     tool.write_text("")
     tool.chmod(0o755)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import hopsgpu
-from hopsgpu.artifacts import log_dir_upload as worker_carrying
 from hopsgpu.artifacts.log_dir_upload import LogDirUploader
 from hopsgpu.errors import StoreError
 from hopsgpu.rank.context import VARIABLE, Context
@@ -38,17 +37,17 @@ def lake(tmp_path: Path) -> LakePath:
     return LakePath(f"file://{tmp_path}/lake/rank-0")
 
 
-def carrier(logs: Path, lake: LakePath, clock: Clock | None = None) -> LogDirUploader:
+def uploader_of(logs: Path, lake: LakePath, clock: Clock | None = None) -> LogDirUploader:
     return LogDirUploader(logs, lake, threading.Event(), clock or Clock())
 
 
-def there(lake: LakePath) -> dict[str, bytes]:
+def on_lake(lake: LakePath) -> dict[str, bytes]:
     root = Path(lake.path)
     files = [path for path in root.rglob("*") if path.is_file()]
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
 
 
-def test_events_grow_on_the_lake_as_they_do_here(
+def test_event_files_are_appended_to(
     logs: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     appended: list[tuple[bytes, int]] = []
@@ -59,36 +58,36 @@ def test_events_grow_on_the_lake_as_they_do_here(
         return append(target, content, at)
 
     monkeypatch.setattr(LakePath, "append", noted)
-    carrying = carrier(logs, lake)
-    assert carrying.upload_changes() == [] and there(lake) == {}
+    uploader = uploader_of(logs, lake)
+    assert uploader.upload_changes() == [] and on_lake(lake) == {}
     (logs / "train").mkdir()
     for name in (EVENTS, f"train/{EVENTS}"):
         (logs / name).write_bytes(b"one")
-    assert carrying.upload_changes() == []
-    assert there(lake) == {EVENTS: b"one", f"train/{EVENTS}": b"one"}
+    assert uploader.upload_changes() == []
+    assert on_lake(lake) == {EVENTS: b"one", f"train/{EVENTS}": b"one"}
     with (logs / EVENTS).open("ab") as file:
         file.write(b" two")
     for _ in range(2):
-        assert carrying.upload_changes() == []
-    assert there(lake) == {EVENTS: b"one two", f"train/{EVENTS}": b"one"}
+        assert uploader.upload_changes() == []
+    assert on_lake(lake) == {EVENTS: b"one two", f"train/{EVENTS}": b"one"}
     assert appended == [(b"one", 0), (b"one", 0), (b" two", 3)]
 
 
-def test_a_file_that_an_earlier_attempt_left_or_that_begins_anew_is_replaced(
+def test_event_file_of_an_earlier_attempt_or_that_shrank_is_replaced(
     logs: Path, lake: LakePath
 ) -> None:
     lake.make()
     (lake / EVENTS).write(b"of an earlier attempt")
     (logs / EVENTS).write_bytes(b"new")
-    carrying = carrier(logs, lake)
-    carrying.upload_changes()
-    assert there(lake) == {EVENTS: b"new"}
+    uploader = uploader_of(logs, lake)
+    uploader.upload_changes()
+    assert on_lake(lake) == {EVENTS: b"new"}
     (logs / EVENTS).write_bytes(b"x")
-    carrying.upload_changes()
-    assert there(lake) == {EVENTS: b"x"}
+    uploader.upload_changes()
+    assert on_lake(lake) == {EVENTS: b"x"}
 
 
-def test_other_files_are_carried_anew_but_not_all_the_time(
+def test_other_files_are_replaced_with_pauses(
     logs: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -99,12 +98,12 @@ def test_other_files_are_carried_anew_but_not_all_the_time(
         replace(target, content)
 
     monkeypatch.setattr(LakePath, "replace", takes_a_second)
-    carrying = carrier(logs, lake, clock)
+    uploader = uploader_of(logs, lake, clock)
 
     def look(content: bytes, *, last: bool = False) -> bytes:
         (logs / "losses.csv").write_bytes(content)
-        assert carrying.upload_changes(is_last=last) == []
-        return there(lake)["losses.csv"]
+        assert uploader.upload_changes(is_last=last) == []
+        return on_lake(lake)["losses.csv"]
 
     assert look(b"1") == b"1"
     assert look(b"22") == b"1"
@@ -115,19 +114,19 @@ def test_other_files_are_carried_anew_but_not_all_the_time(
     assert look(b"4444", last=True) == b"4444"
 
 
-def test_names_that_do_not_survive_are_warned_of_once(logs: Path, lake: LakePath) -> None:
+def test_invalid_names_are_warned_of_once(logs: Path, lake: LakePath) -> None:
     for name in ("odd?", "odder#", "fine"):
         (logs / name).write_text(name)
     (logs / "link").symlink_to(logs / "fine")
     os.mkfifo(logs / "pipe")
-    carrying = carrier(logs, lake)
-    (warning,) = carrying.upload_changes()
-    assert warning.startswith("'odd") and "is not uploaded" in warning
-    assert carrying.upload_changes(is_last=True) == []
-    assert there(lake) == {"fine": b"fine"}
+    uploader = uploader_of(logs, lake)
+    (warning,) = uploader.upload_changes()
+    assert warning.startswith("'odd")
+    assert uploader.upload_changes(is_last=True) == []
+    assert on_lake(lake) == {"fine": b"fine"}
 
 
-def test_a_lake_that_is_out_of_reach_is_tried_again(
+def test_unreachable_lake_is_tried_again(
     logs: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
@@ -136,24 +135,23 @@ def test_a_lake_that_is_out_of_reach_is_tried_again(
         tried.append(target.url)
         raise StoreError("nobody answers", "unreachable")
 
-    carrying = carrier(logs, lake)
+    uploader = LogDirUploader(logs, lake, threading.Event(), max_parallel_files=1)
     for number in range(2):
         (logs / f"{number}.{EVENTS}").write_bytes(b"one")
-    monkeypatch.setattr(worker_carrying, "_MAX_PARALLEL_FILES", 1)
     with monkeypatch.context() as patch:
         patch.setattr(LakePath, "append", refuse)
-        (early,) = carrying.upload_changes()
+        (early,) = uploader.upload_changes()
         assert f"'0.{EVENTS}'" in early and "yet: nobody answers" in early
-        assert carrying.upload_changes() == []
-        (late,) = carrying.upload_changes(is_last=True)
+        assert uploader.upload_changes() == []
+        (late,) = uploader.upload_changes(is_last=True)
         assert f"'0.{EVENTS}'" in late and "yet" not in late
-    # The second file would not have come through either.
+    # The second file would have been refused too.
     assert tried == [(lake / f"0.{EVENTS}").url] * 3
-    assert carrying.upload_changes() == []
-    assert there(lake) == {f"{number}.{EVENTS}": b"one" for number in range(2)}
+    assert uploader.upload_changes() == []
+    assert on_lake(lake) == {f"{number}.{EVENTS}": b"one" for number in range(2)}
 
 
-def test_one_file_that_is_refused_keeps_no_other(
+def test_refused_file_delays_no_other(
     logs: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = LakePath.append
@@ -166,11 +164,11 @@ def test_one_file_that_is_refused_keeps_no_other(
     monkeypatch.setattr(LakePath, "append", refuse)
     for number in range(2):
         (logs / f"{number}.{EVENTS}").write_bytes(b"one")
-    assert len(carrier(logs, lake).upload_changes()) == 1
-    assert there(lake) == {f"1.{EVENTS}": b"one"}
+    assert len(uploader_of(logs, lake).upload_changes()) == 1
+    assert on_lake(lake) == {f"1.{EVENTS}": b"one"}
 
 
-def test_eight_files_are_carried_at_once(
+def test_eight_files_are_uploaded_in_parallel(
     logs: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     met = threading.Barrier(8)
@@ -184,11 +182,11 @@ def test_eight_files_are_carried_at_once(
     for number in range(16):
         (logs / f"{number}.{EVENTS}").write_bytes(b"one")
     before = set(threading.enumerate())
-    assert carrier(logs, lake).upload_changes() == []
-    assert len(there(lake)) == 16 and set(threading.enumerate()) <= before
+    assert uploader_of(logs, lake).upload_changes() == []
+    assert len(on_lake(lake)) == 16 and set(threading.enumerate()) <= before
 
 
-def test_whatever_goes_wrong_with_a_file_is_told(
+def test_unexpected_error_of_a_file_is_a_warning(
     logs: Path, lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Panic(BaseException):
@@ -200,30 +198,30 @@ def test_whatever_goes_wrong_with_a_file_is_told(
     monkeypatch.setattr(LakePath, "append", panics)
     (logs / EVENTS).write_bytes(b"one")
     (logs / "losses.csv").write_bytes(b"1")
-    (warning,) = carrier(logs, lake).upload_changes()
+    (warning,) = uploader_of(logs, lake).upload_changes()
     assert "Panic('index out of bounds')" in warning
-    assert there(lake) == {"losses.csv": b"1"}
+    assert on_lake(lake) == {"losses.csv": b"1"}
 
 
-def test_no_more_is_carried_once_it_is_stopped(logs: Path, lake: LakePath) -> None:
+def test_nothing_is_uploaded_after_the_stop(logs: Path, lake: LakePath) -> None:
     stop = threading.Event()
     stop.set()
     (logs / EVENTS).write_bytes(b"one")
     assert LogDirUploader(logs, lake, stop).upload_changes(is_last=True) == []
-    assert there(lake) == {}
+    assert on_lake(lake) == {}
 
 
-def test_the_log_directory_is_made_when_it_is_asked_for(
+def test_log_directory_is_made_at_first_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     described = tmp_path / "context.json"
     urls = (f"file://{tmp_path}/c", f"file://{tmp_path}/l")
     Context(0, 0, 1, "here", (), "worker", "r", 0, tmp_path / "model", *urls).dump(described)
     monkeypatch.setenv(VARIABLE, str(described))
-    carrying = carrier(tmp_path / "logs", LakePath(urls[1]))
-    assert not carrying.is_needed
+    uploader = uploader_of(tmp_path / "logs", LakePath(urls[1]))
+    assert not uploader.is_needed
     assert hopsgpu.context().log_dir == hopsgpu.context().log_dir == tmp_path / "logs"
-    assert carrying.is_needed and (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
+    assert uploader.is_needed and (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("RANK", "0")
     assert hopsgpu.context().log_dir.is_dir()

@@ -24,7 +24,7 @@ from hopsgpu.storage.lake import LakePath
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def logged(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, "hopsgpu.artifacts")
     return caplog
 
@@ -45,19 +45,19 @@ def files(tmp_path: Path) -> Path:
 
 
 def test_a_publish_names_its_version(
-    lake: LakePath, files: Path, said: pytest.LogCaptureFixture
+    lake: LakePath, files: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     store = ModelStore(lake.url)
     store.publish(files, "net", tags=["best"])
-    published, tagged = said.messages
+    published, tagged = logged.messages
     assert f"{lake.url}/net/1" in published and "'best'" in tagged
     store.untag("net", "best")
     store.delete("net", 1)
-    assert "version 1" in said.messages[-1]
+    assert "version 1" in logged.messages[-1]
 
 
 def test_a_number_that_another_publisher_has_is_named(
-    lake: LakePath, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    lake: LakePath, logged: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = lake / "net"
     (home / CLAIMS).make()
@@ -72,47 +72,47 @@ def test_a_number_that_another_publisher_has_is_named(
 
     monkeypatch.setattr(LakePath, "names", names_before_the_other)
     assert version_commit.claim(home) == 2
-    (message,) = said.messages
+    (message,) = logged.messages
     assert "version 1" in message and home.url in message
 
 
-def test_removed_leftovers_are_named(lake: LakePath, said: pytest.LogCaptureFixture) -> None:
+def test_removed_leftovers_are_named(lake: LakePath, logged: pytest.LogCaptureFixture) -> None:
     left = lake / STAGING / "dead"
     left.make()
     stale_uploads.sweep(lake, left.stat().modified + 10, age=5)
-    (message,) = said.messages
+    (message,) = logged.messages
     assert left.url in message
 
 
 def test_a_checkpoint_is_named_when_it_is_saved_removed_and_restored(
-    lake: LakePath, files: Path, tmp_path: Path, said: pytest.LogCaptureFixture
+    lake: LakePath, files: Path, tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     checkpoints = Checkpoints(lake, 0)
     for step in (1, 2):
         checkpoints.save(files_of(files), CheckpointOptions(step, keep=1))
     checkpoint_restore.download_latest([checkpoints], tmp_path / "copies")
-    assert [re.findall(r"step (\d)", message) for message in said.messages] == [
+    assert [re.findall(r"step (\d)", message) for message in logged.messages] == [
         ["1"],
         ["2"],
         ["1"],
         ["2"],
     ]
-    assert all(lake.url in message for message in said.messages)
+    assert all(lake.url in message for message in logged.messages)
 
 
 def test_a_python_environment_of_another_process_is_named(
-    lake: LakePath, tmp_path: Path, said: pytest.LogCaptureFixture
+    lake: LakePath, tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     archive = tmp_path / "env.zip"
     archive.write_text("archive")
     for _ in range(2):
         python_environments.upload(lake, "key", archive, {"bytes": 7}, threading.Event())
-    made, used = said.messages
+    made, used = logged.messages
     assert f"{lake.url}/environments/key" in made and "another process" in used
 
 
 def test_a_log_that_cannot_be_uploaded_is_named_once(
-    lake: LakePath, tmp_path: Path, said: pytest.LogCaptureFixture
+    lake: LakePath, tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     directory = tmp_path / "logs"
     directory.mkdir()
@@ -120,4 +120,4 @@ def test_a_log_that_cannot_be_uploaded_is_named_once(
     uploads = LogDirUploader(directory, lake, threading.Event())
     (warning,) = uploads.upload_changes()
     assert uploads.upload_changes(is_last=True) == []
-    assert said.messages == [warning] and "'odd?'" in warning
+    assert logged.messages == [warning] and "'odd?'" in warning

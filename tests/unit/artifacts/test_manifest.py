@@ -102,10 +102,10 @@ def test_what_was_checked_passes_again() -> None:
     assert dataclasses.replace(about, framework=None) == about
 
 
-def test_nothing_need_be_said() -> None:
+def test_description_may_be_empty() -> None:
     content = parse(written(facts(weights=1), VersionDescription()), URL).content
-    unsaid = ("framework", "signature", "run_id", "application", "code_digest", "parameters")
-    assert [content[name] for name in unsaid] == [None] * 6
+    absent = ("framework", "signature", "run_id", "application", "code_digest", "parameters")
+    assert [content[name] for name in absent] == [None] * 6
     assert (content["metrics"], content["tags"]) == ({}, [])
 
 
@@ -116,34 +116,28 @@ def itself() -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "expected"),
     [
-        ({"metrics": {"loss": "low"}}, r"metrics: 'loss' is 'low'; must be a number"),
+        ({"metrics": {"loss": "low"}}, r"'loss' is 'low'"),
         ({"metrics": {"loss": True}}, "metrics: 'loss' is True"),
         ({"metrics": {"loss": [1]}}, "metrics: 'loss' is"),
-        ({"metrics": {1: 1.0}}, "metrics: keys must be strings, not 1"),
-        ({"metrics": [1.0]}, r"metrics=\[1.0\]: must be a mapping"),
-        ({"signature": {"a": [0, {1, 2}]}}, r"signature\.a\[1\]=\{1, 2\}: not a JSON value"),
-        ({"signature": {3: 1}}, "signature: keys must be strings, not 3"),
-        ({"signature": b"bytes"}, "signature=b'bytes': not a JSON value"),
-        (
-            {"data": Unprintable()},
-            "data=<Unprintable",
-        ),
-        ({"parameters": itself()}, "parameters: cannot be written as JSON"),
-        ({"parameters": 10**5000}, "parameters: cannot be written as JSON"),
-        (
-            {"metrics": {"a": 10**5000}},
-            r"metrics\.a: cannot be written as JSON \(Exceeds the limit",
-        ),
-        ({"run_id": 7}, "run_id=7: must be a string"),
+        ({"metrics": {1: 1.0}}, "metrics: .* 1"),
+        ({"metrics": [1.0]}, r"metrics=\[1.0\]"),
+        ({"signature": {"a": [0, {1, 2}]}}, r"signature\.a\[1\]=\{1, 2\}"),
+        ({"signature": {3: 1}}, "signature: .* 3"),
+        ({"signature": b"bytes"}, "signature=b'bytes'"),
+        ({"data": Unprintable()}, "data=<Unprintable"),
+        ({"parameters": itself()}, "parameters: .*JSON"),
+        ({"parameters": 10**5000}, "parameters: .*JSON"),
+        ({"metrics": {"a": 10**5000}}, r"metrics\.a: .*JSON"),
+        ({"run_id": 7}, "run_id=7"),
         ({"tags": 3}, "tags=3"),
         ({"tags": ["a/b"]}, "tag='a/b'"),
         ({"tags": ["1"]}, "tag='1'"),
     ],
 )
-def test_what_json_cannot_say_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_value_that_json_lacks_is_refused(given: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         VersionDescription(**given)
 
 
@@ -170,7 +164,7 @@ def test_tags_are_normalised_and_are_no_versions() -> None:
         ({"model.pkl": 9, "notes.pt.txt": 1, "unsaved_model.pb": 1}, None),
     ],
 )
-def test_the_largest_file_that_tells_tells_the_framework(
+def test_framework_is_that_of_the_largest_known_file(
     sizes: dict[str, int], framework: str | None
 ) -> None:
     assert framework_of(facts(**sizes)) == framework
@@ -208,24 +202,22 @@ def test_the_largest_file_that_tells_tells_the_framework(
         *(lambda text, name=name: text.replace(f'"{name}":', '"x":') for name in FIELDS),
     ],
 )
-def test_a_damaged_manifest_is_told(damage: Callable[[str], str]) -> None:
+def test_damaged_manifest_is_an_error(damage: Callable[[str], str]) -> None:
     text = written(facts(weights=12), VersionDescription()).decode()
     damaged = damage(text)
     assert damaged != text
-    with pytest.raises(StoreError, match=f"{URL} is damaged") as told:
+    with pytest.raises(StoreError, match=URL) as raised:
         parse(damaged.encode(), URL)
-    assert told.value.kind == "damaged"
+    assert raised.value.kind == "damaged"
 
 
 @pytest.mark.parametrize(("field", "other"), [("schema", "2"), ("digest", '"md5"')])
-def test_a_manifest_of_another_time_is_told(field: str, other: str) -> None:
+def test_manifest_of_another_version_is_unsupported(field: str, other: str) -> None:
     content = json.loads(written(facts(weights=12), VersionDescription()))
     content[field] = json.loads(other)
-    with pytest.raises(
-        StoreError, match="this version of hopsgpu reads schema 1 and xxh3_128"
-    ) as told:
+    with pytest.raises(StoreError, match="schema 1 and xxh3_128") as raised:
         parse(json.dumps(content).encode(), URL)
-    assert told.value.kind == "unsupported"
+    assert raised.value.kind == "unsupported"
 
 
 def test_parts_are_merged_into_the_one_with_most_files() -> None:
@@ -256,20 +248,16 @@ def test_files_about_a_process_do_not_contradict_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "said"),
+    ("one", "other", "expected"),
     [
-        ({"a": 1}, {"a": 2}, "ranks 2 and 5 wrote different content to 'a'"),
-        ({"a": 1}, {"a/b": 2}, "rank 2 .*'a'.* rank 5 a directory"),
-        (
-            {"a/b/c": 1},
-            {"a": 2},
-            "rank 5 .*'a'.* rank 2 a directory",
-        ),
-        ({}, {}, "no rank wrote a file"),
+        ({"a": 1}, {"a": 2}, "2 and 5 .*'a'"),
+        ({"a": 1}, {"a/b": 2}, "rank 2 .*'a'.* rank 5"),
+        ({"a/b/c": 1}, {"a": 2}, "rank 5 .*'a'.* rank 2"),
+        ({}, {}, "no rank"),
     ],
 )
-def test_parts_that_contradict_each_other(
-    one: dict[str, int], other: dict[str, int], said: str
+def test_contradicting_parts_are_refused(
+    one: dict[str, int], other: dict[str, int], expected: str
 ) -> None:
-    with pytest.raises(StoreError, match=said):
+    with pytest.raises(StoreError, match=expected):
         merge({2: facts(**one), 5: facts(**other)})

@@ -30,7 +30,7 @@ POINTS = [
     {"time": 1000.0, "held": 0.0, "training": 0.0, "publishing": 0.0, "waited": 0.0},
     {"time": 2000.0, "held": 50.0, "training": 40.0, "publishing": 1.0, "waited": 9.0},
 ]
-# More than an hour after all that is written here, for which a removal waits with held gangs.
+# A removal takes files of held gangs only an hour after their last change.
 LATER = time.time() + 7200.0
 
 
@@ -63,7 +63,7 @@ def test_states(tmp_path: Path, state: str, updated: float, known: str) -> None:
     assert use_of(record(tmp_path, state, **changes), time.time()).state == known
 
 
-def test_what_cannot_be_read_is_named_once(root: LakePath, tmp_path: Path) -> None:
+def test_unreadable_records_are_named_once(root: LakePath, tmp_path: Path) -> None:
     put_run(tmp_path, RUN)
     (tmp_path / "runs" / "odd").mkdir()
     torn = put_run(tmp_path, "fit-20261122-120000-cccccc")
@@ -71,8 +71,8 @@ def test_what_cannot_be_read_is_named_once(root: LakePath, tmp_path: Path) -> No
     found = read_uses([root, root], None, time.time())
     assert [run.run_id for run in found.runs] == [RUN, RUN]
     assert len(found.problems) == 2
-    assert any(text.startswith("odd: cannot read file://") for text in found.problems)
-    assert any("fit-20261122-120000-cccccc/run.json is not a record" in t for t in found.problems)
+    assert any(text.startswith("odd: ") for text in found.problems)
+    assert any("fit-20261122-120000-cccccc/run.json " in text for text in found.problems)
     assert sum_usage(found.runs, "user", None, LATER).total.runs == 1
 
 
@@ -88,13 +88,13 @@ def test_a_root_that_may_not_be_read_is_named(
 
     def ids(self: RunStore, since: float | None = None) -> tuple[str, ...]:
         if "/bob/" in self.url:
-            raise StoreError(f"cannot list {self.url}: Permission denied", kind="permission")
+            raise StoreError(f"refused: {self.url}", kind="permission")
         return listed(self, since)
 
     monkeypatch.setattr(RunStore, "ids", ids)
     found = read_uses([root, root / "bob"], None, time.time())
     assert [run.run_id for run in found.runs] == [RUN]
-    assert found.problems == (f"cannot list {root.url}/bob/runs: Permission denied",)
+    assert found.problems == (f"refused: {root.url}/bob/runs",)
 
 
 def test_runs_that_did_not_change_since_are_not_read(root: LakePath, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_removed_run_is_kept(root: LakePath, tmp_path: Path) -> None:
     before = read_uses([root], None, LATER).runs
     keep_before_removal(root, [stored], None, LATER)
     assert kept(root) == [RUN]
-    # Both are there until the run is gone, and count once.
+    # The run and its line both exist until the run is removed, and count once.
     both = read_uses([root], None, LATER).runs
     assert len(both) == 2 and sum_usage(both, "user", None, LATER).total.runs == 1
     RunStore(root.url).remove(RUN)
@@ -169,7 +169,7 @@ def test_files_of_held_gangs_become_one(root: LakePath, tmp_path: Path) -> None:
         files.write_held(gang(name))
     assert sorted(kept(root)) == ["gang-1", "gang-2"]
     keep_before_removal(root, [], None, time.time())
-    assert len(list((tmp_path / "usage").iterdir())) == 2, "they may be held still"
+    assert len(list((tmp_path / "usage").iterdir())) == 2, "the gangs may still be held"
     keep_before_removal(root, [], None, LATER)
     (one,) = (tmp_path / "usage").iterdir()
     assert one.name.startswith("removed-") and sorted(kept(root)) == ["gang-1", "gang-2"]
@@ -230,7 +230,7 @@ def test_a_file_that_another_user_alone_may_rename_is_left_and_counts(
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o775, 0o1777])
-def test_who_may_write_runs_may_write_there(root: LakePath, tmp_path: Path, mode: int) -> None:
+def test_usage_has_the_mode_of_the_runs(root: LakePath, tmp_path: Path, mode: int) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs").chmod(mode)
     UsageFiles(root).write_held(gang("gang-1"))
@@ -303,17 +303,14 @@ def test_a_file_of_removed_runs_that_is_too_large_is_named_and_not_read(
     os.truncate(large, LARGEST_FILE + 1)
     found = read_uses([root], None, LATER)
     assert [run.run_id for run in found.runs] == ["gang-1"]
-    assert [f"{large} has more than" in problem for problem in found.problems] == [True]
-    # It is nobody's to merge and remove.
+    assert [str(large) in problem for problem in found.problems] == [True]
+    # The file is not merged and removed.
     assert files.take_held(LATER)[1] == []
 
 
-def test_a_large_removal_writes_several_files_that_can_be_read(
-    root: LakePath, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_uses, "LARGEST_FILE", 1000)
+def test_large_removal_writes_several_files(root: LakePath, tmp_path: Path) -> None:
     gangs = [gang(f"gang-{number}") for number in range(20)]
-    UsageFiles(root).keep(gangs, 1.8e9)
+    UsageFiles(root).keep(gangs, 1.8e9, max_bytes=1000)
     sizes = [file.stat().st_size for file in (tmp_path / "usage").iterdir()]
     assert len(sizes) > 1 and max(sizes) <= 1000
     assert sorted(kept(root)) == sorted(one.run_id for one in gangs)

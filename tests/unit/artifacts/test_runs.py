@@ -35,7 +35,7 @@ def store(tmp_path: Path) -> RunStore:
         ("failed", 61.0, "failed"),
     ],
 )
-def test_a_run_whose_driver_is_silent_is_lost(
+def test_run_whose_driver_is_silent_is_lost(
     tmp_path: Path, state: str, silent: float, seen: str
 ) -> None:
     record = parse((put_run(tmp_path, NEW, state, updated=1000.0) / "run.json").read_bytes())
@@ -43,7 +43,7 @@ def test_a_run_whose_driver_is_silent_is_lost(
     assert record.is_running(1000.0 + silent) is (seen == "running")
 
 
-def test_a_lost_run_took_until_it_was_heard_of_last(tmp_path: Path) -> None:
+def test_lost_run_took_until_it_was_heard_of_last(tmp_path: Path) -> None:
     written = put_run(tmp_path, NEW, "running", updated=1000.0, timeline={"requested": 900.0})
     record = parse((written / "run.json").read_bytes())
     assert (record.seconds_taken(1030.0), record.seconds_taken(5000.0)) == (130.0, 100.0)
@@ -73,14 +73,14 @@ def test_a_lost_run_took_until_it_was_heard_of_last(tmp_path: Path) -> None:
         {"gpu_seconds": {"held": 10**400}},
     ],
 )
-def test_what_is_no_record_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_invalid_record_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(StoreError):
         parse((put_run(tmp_path, NEW, **changes) / "run.json").read_bytes())
 
 
-def test_a_record_of_another_version_says_what_it_is(tmp_path: Path, store: RunStore) -> None:
+def test_record_of_another_schema_is_refused(tmp_path: Path, store: RunStore) -> None:
     put_run(tmp_path, NEW, schema=1, state="released")
-    with pytest.raises(StoreError, match="schema 1.*schema 3") as refused:
+    with pytest.raises(StoreError, match="1.* 3") as refused:
         store.record(NEW)
     assert refused.value.kind == "schema"
     (run,) = store.read([NEW])
@@ -88,15 +88,15 @@ def test_a_record_of_another_version_says_what_it_is(tmp_path: Path, store: RunS
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"7", b"[" * 100_000])
-def test_a_damaged_record_is_refused(content: bytes) -> None:
-    with pytest.raises(StoreError, match="not a record of a run") as refused:
+def test_damaged_record_is_refused(content: bytes) -> None:
+    with pytest.raises(StoreError, match="record") as refused:
         parse(content)
     assert refused.value.kind == "damaged"
 
 
-def test_a_number_that_is_too_large_for_a_float_is_refused(tmp_path: Path) -> None:
+def test_number_that_is_too_large_for_a_float_is_refused(tmp_path: Path) -> None:
     content = (put_run(tmp_path, NEW, updated=1000.0) / "run.json").read_bytes()
-    with pytest.raises(StoreError, match="1e999 is not a finite number"):
+    with pytest.raises(StoreError, match="1e999"):
         parse(content.replace(b'"updated": 1000.0', b'"updated": 1e999'))
 
 
@@ -115,20 +115,20 @@ def test_runs_are_found_by_a_beginning_and_the_newest_first(
     assert store.find("fit-20261121") == OLD
     put_run(tmp_path, f"{OLD}0")
     assert store.find(OLD) == OLD
-    with pytest.raises(ConfigError, match="4 runs begin with 'fit-': .*, …"):
+    with pytest.raises(ConfigError, match="4 .*'fit-': .*, …"):
         store.find("fit-")
-    with pytest.raises(ConfigError, match="there is no run 'other'"):
+    with pytest.raises(ConfigError, match="'other'"):
         store.find("other")
 
 
 @pytest.mark.parametrize("given", ["..", "a/b", "../x", "", ".", "a..b", "x\n", "a#b", "-x", "a b"])
-def test_what_cannot_be_an_id_is_refused(store: RunStore, given: str) -> None:
+def test_invalid_run_id_is_refused(store: RunStore, given: str) -> None:
     for call in (store.find, store.directory, store.record, store.ask_to_cancel, store.remove):
-        with pytest.raises(ConfigError, match="is not a run id"):
+        with pytest.raises(ConfigError, match="run id"):
             call(given)
 
 
-def test_what_cannot_be_read_is_told_and_hides_nothing(tmp_path: Path, store: RunStore) -> None:
+def test_unreadable_record_hides_no_other(tmp_path: Path, store: RunStore) -> None:
     put_run(tmp_path, NEW)
     (tmp_path / "runs" / "empty").mkdir()
     (tmp_path / "runs" / "odd name#").mkdir()
@@ -141,19 +141,19 @@ def test_what_cannot_be_read_is_told_and_hides_nothing(tmp_path: Path, store: Ru
     assert found.keys() == {NEW, MIDDLE, OLD, "empty", "odd name#"}
     assert found[NEW].record is not None and found[NEW].problem == ""
     assert {run.state_at(0.0) for run in found.values() if run.record is None} == {"unreadable"}
-    assert "cannot read" in found["empty"].problem
-    assert "is not a run id" in found["odd name#"].problem
-    said = f"{store.url}/{MIDDLE}/run.json is not a record of a run: Expecting property"
-    assert found[MIDDLE].problem.startswith(said)
-    assert "`hopsgpu logs ID` may still work" in found[MIDDLE].problem
+    assert found["empty"].kind == "absent"
+    assert "run id" in found["odd name#"].problem
+    assert found[MIDDLE].kind == "damaged"
+    assert f"{store.url}/{MIDDLE}/run.json " in found[MIDDLE].problem
+    assert "`hopsgpu logs ID`" in found[MIDDLE].problem
     for name, newest in (("odd name#", NEW), ("fit-20261124-120000-a#b", NEW)):
         (tmp_path / "runs" / name).mkdir(exist_ok=True)
         os.utime(tmp_path / "runs" / name, (0.0, 0.0))
         assert name in store.ids() and store.find("last") == newest
-    assert f"is the record of run {NEW}" in found[OLD].problem
+    assert NEW in found[OLD].problem
 
 
-def test_a_foreign_directory_is_as_old_as_its_last_change() -> None:
+def test_foreign_directory_is_as_old_as_its_last_change() -> None:
     def entry(name: str) -> FileStatus:
         return FileStatus(name, 5000, "alice", 0o755, True)
 
@@ -170,7 +170,7 @@ def stored(
     return StoredRun(run_id, parse((written / "run.json").read_bytes()))
 
 
-def test_only_what_has_ended_is_pruned(tmp_path: Path) -> None:
+def test_only_runs_that_have_ended_are_pruned(tmp_path: Path) -> None:
     now, day = 10_000_000.0, 86_400.0
     runs = [
         stored(tmp_path, "newest", "failed", 10.0),
@@ -188,7 +188,7 @@ def test_only_what_has_ended_is_pruned(tmp_path: Path) -> None:
     assert prunable(runs, None, 6, now) == ()
 
 
-def test_what_a_run_at_work_resumes_is_not_pruned(tmp_path: Path) -> None:
+def test_runs_that_an_active_run_resumes_are_not_pruned(tmp_path: Path) -> None:
     now = 10_000_000.0
     runs = [
         stored(tmp_path, "going-on", "running", 30.0, "middle"),
@@ -205,7 +205,7 @@ def test_what_a_run_at_work_resumes_is_not_pruned(tmp_path: Path) -> None:
     assert prunable(runs, None, 0, now) == ("lost", "done", "of-done", "of-lost")
 
 
-def test_a_wish_to_cancel_may_be_said_twice(tmp_path: Path, store: RunStore) -> None:
+def test_cancel_request_may_be_repeated(tmp_path: Path, store: RunStore) -> None:
     directory = put_run(tmp_path, NEW, "running")
     store.ask_to_cancel(NEW)
     store.ask_to_cancel(NEW)
@@ -242,7 +242,7 @@ def test_logs_are_read_as_they_grow(tmp_path: Path) -> None:
     assert b"".join(reader.read(9)) == b"" and reader.offset == 8
 
 
-def test_a_large_log_is_read_in_parts(tmp_path: Path) -> None:
+def test_large_log_is_read_in_parts(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     with (tmp_path / "logs" / "rank-0.log").open("wb") as file:
         file.truncate(5 * 2**20 + 1)
@@ -250,7 +250,7 @@ def test_a_large_log_is_read_in_parts(tmp_path: Path) -> None:
     assert [len(part) for part in parts] == [2**20] * 5 + [1]
 
 
-def test_a_mirror_follows_files_that_grow(tmp_path: Path) -> None:
+def test_mirror_follows_files_that_grow(tmp_path: Path) -> None:
     source, target = tmp_path / "lake", tmp_path / "copy"
     target.mkdir()
     mirror = Mirror(LakePath(f"file://{source}"), target)
@@ -279,7 +279,7 @@ def test_a_mirror_follows_files_that_grow(tmp_path: Path) -> None:
     ]
 
 
-def test_a_mirror_reads_other_files_anew(tmp_path: Path) -> None:
+def test_mirror_reads_other_files_anew(tmp_path: Path) -> None:
     source, target = tmp_path / "lake", tmp_path / "copy"
     source.mkdir()
     target.mkdir()
@@ -297,7 +297,7 @@ def test_a_mirror_reads_other_files_anew(tmp_path: Path) -> None:
     assert [path.name for path in target.iterdir()] == [names.name]
 
 
-def test_a_removed_score_takes_its_parts_along_and_nothing_that_is_not_its_own(
+def test_removed_score_takes_its_parts_along_and_nothing_that_is_not_its_own(
     tmp_path: Path,
 ) -> None:
     for name in ("parts", "other"):

@@ -118,7 +118,7 @@ def test_ranks_that_never_ask_are_not_waited_for() -> None:
         (question,) = request.tick(float(now))
         asked = {0: 5, 1: None, 2: None}
         assert request.handle_steps(question.fields["number"], asked, float(now)) == []
-    assert request.outcome == NotAgreed("ranks 1, 2 have not called should_checkpoint")
+    assert isinstance(request.outcome, NotAgreed) and "ranks 1, 2 " in request.outcome.reason
 
 
 def test_ranks_that_ask_late_are_waited_for() -> None:
@@ -141,7 +141,7 @@ def test_it_is_given_up_in_the_end() -> None:
     assert looked(request, 0.0, (5, 5), (5, 5)) == [propose(6)]
     assert request.tick(59.9) == []
     assert request.tick(60.0) == [abort(6)]
-    assert request.outcome == NotAgreed("the ranks did not agree within 60 s")
+    assert isinstance(request.outcome, NotAgreed) and "60 s" in request.outcome.reason
     assert request.tick(61.0) == request.handle_answer(0, 6, 61.0, is_accepted=True) == []
 
 

@@ -126,10 +126,7 @@ def test_a_gpu_that_failed_is_to_blame_whoever_fails_first(
     assert (failure.error.rank, failure.exclusions, failure.cause) == (0, BLAMED, cause)
     assert failure.reason is EndReason.GPU_FAILED
     first_line = str(failure.error).splitlines()[0]
-    assert (
-        f"likely because the NVIDIA driver reported GPU-1 of node1: {FELL.reason} (rank 1)"
-        in first_line
-    )
+    assert f"GPU-1 of node1: {FELL.reason} (rank 1)" in first_line
 
 
 def test_a_rank_that_fails_of_its_own_gpu_tells_of_no_other() -> None:
@@ -140,8 +137,8 @@ def test_a_rank_that_fails_of_its_own_gpu_tells_of_no_other() -> None:
         return ()
 
     failure = concluded(happens)
-    told = str(failure.error)
-    assert "the NVIDIA driver reported GPU-0 of node0: XID 74" in told and "XID 79" not in told
+    message = str(failure.error)
+    assert "GPU-0 of node0: XID 74" in message and "XID 79" not in message
     assert failure.exclusions == BLAMED | Exclusions(gpus=frozenset({("node0", "GPU-0")}))
 
 

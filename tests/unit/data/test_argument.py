@@ -108,7 +108,7 @@ def test_paths_are_on_the_default_file_system(path: str, files: str | None, url:
 
 @pytest.mark.parametrize("path", ["lake/x", "oss://bucket/x", "s3a:/x", "hdfs:x", "/x#y"])
 def test_what_cannot_be_read_in_place_is_refused(path: str) -> None:
-    with pytest.raises(ConfigError, match="otherwise read it with Spark and pass the DataFrame"):
+    with pytest.raises(ConfigError, match="DataFrame"):
         url_of(path, FILES)
 
 
@@ -117,7 +117,7 @@ def test_what_cannot_be_read_in_place_is_refused(path: str) -> None:
 def test_a_url_that_names_no_file_system_is_of_the_default_one_alone(
     path: str, files: str | None
 ) -> None:
-    with pytest.raises(ConfigError, match="names no file system.*write hdfs://<name>/x/y"):
+    with pytest.raises(ConfigError, match="hdfs://<name>/x/y"):
         url_of(path, files)
 
 
@@ -148,7 +148,7 @@ def test_each_rank_is_dealt_its_shard_of_all_data() -> None:
 
 
 def test_fewer_rows_than_ranks_names_the_data() -> None:
-    with pytest.raises(ConfigError, match=r"data\.test \(hdfs://nn/x\): 2 rows for 3 ranks"):
+    with pytest.raises(ConfigError, match=r"data\.test \(hdfs://nn/x\): 2 .* 3 "):
         data_staging.serialized_shards(given({"test": "/y"}), {"test": source(2)}, 3)
 
 
@@ -161,7 +161,7 @@ def test_a_plan_of_many_row_groups_is_small_and_of_too_many_refused(
     # JSON is tens of bytes for each row group and each file.
     assert sum(map(len, serialized)) < 20 * 10_000
     monkeypatch.setattr(data_staging, "MAX_SHARD_BYTES", 1000)
-    with pytest.raises(ConfigError, match="data has 10000 row groups.*rewrite the data with fewer"):
+    with pytest.raises(ConfigError, match="10000 row groups"):
         data_staging.serialized_shards(given("/x"), {"data": many}, 4)
 
 
@@ -170,7 +170,7 @@ def test_what_is_dealt_comes_whole_or_is_refused() -> None:
     serialized = RankShards({"a": shard, "b": shard}, is_single=False)
     assert RankShards.load(serialized.dump()) == serialized
     for damaged in (b"", b"x", serialized.dump()[:-9]):
-        with pytest.raises(StoreError, match="shards are of another version of hopsgpu"):
+        with pytest.raises(StoreError, match="another version"):
             RankShards.load(damaged)
 
 

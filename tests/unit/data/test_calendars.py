@@ -195,10 +195,10 @@ def test_hive(tmp_path: Path) -> None:
         by_hive(tmp_path / name / "a")
     assert read(tmp_path / "unknown", ["n"])["n"] == [0, 1, 2, 3]
     assert list(shard_of(tmp_path / "unknown").refused) == ["d"]
-    with pytest.raises(ConfigError, match=r"unknown/a has dates before 1582-10-15.*Hive wrote it"):
+    with pytest.raises(ConfigError, match="unknown/a .*dates .*1582-10-15"):
         read(tmp_path / "unknown")
     assert read(tmp_path / "hybrid", ["d"])["d"] == DATES
-    with pytest.raises(ConfigError, match=r"hybrid/a has timestamps before 1900.*Hive wrote it"):
+    with pytest.raises(ConfigError, match="hybrid/a .*timestamps .*1900"):
         read(tmp_path / "hybrid", ["t"])
     assert read(tmp_path / "same")["d"] == OLD_DATES.to_pylist()
     new = {"d": pa.array([LAST_JULIAN + 1], pa.int32()).cast(pa.date32()), "t": utc([0])}

@@ -49,7 +49,7 @@ def test_booleans() -> None:
 
 @pytest.mark.parametrize("kind", [pa.int32(), pa.bool_()])
 def test_nulls_without_a_value_of_numpy_are_refused(kind: Any) -> None:
-    with pytest.raises(ConfigError, match=r"'c' \(.*\) contains nulls.*fillna"):
+    with pytest.raises(ConfigError, match="'c' .*nulls.*fillna"):
         convert([True, None] if kind == pa.bool_() else [1, None], kind)
 
 
@@ -110,14 +110,14 @@ def test_tensors() -> None:
         assert (found == values[1:]).all()
         flat = column(pa.field("c", kind), (3, 2, 1)).convert(array)
         assert (flat == values.reshape(2, 3, 2, 1)).all()
-        with pytest.raises(ConfigError, match=r"'c' has .*it must contain lists of 5 elements"):
+        with pytest.raises(ConfigError, match="'c' .*lists of 5"):
             column(pa.field("c", kind), 5)
 
 
 @pytest.mark.parametrize("shape", [None, (2, 3)])
 def test_tensors_in_another_order_are_refused(shape: Any) -> None:
     kind = pa.fixed_shape_tensor(pa.float32(), (2, 3), permutation=(1, 0))
-    with pytest.raises(ConfigError, match="column 'c' has the type "):
+    with pytest.raises(ConfigError, match="'c' "):
         column(pa.field("c", kind), shape)
 
 
@@ -172,7 +172,7 @@ def test_lists_are_arrays_where_the_shape_is_given(make: Any) -> None:
     found = convert([[1, 2, 3, 4], [5, 6, 7, 8]], make(pa.float64()), (2, 2))
     assert found.tolist() == [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
     assert convert([[1, 2]], make(pa.float64()), 2).shape == (1, 2)
-    with pytest.raises(ConfigError, match="'c' contains a list of 3 elements.*has 2"):
+    with pytest.raises(ConfigError, match="'c' .* 3 .* 2"):
         convert([[1, 2], [1, 2, 3]], make(pa.float64()), 2)
 
 
@@ -180,7 +180,7 @@ def test_lists_are_arrays_where_the_shape_is_given(make: Any) -> None:
     "kind", [pa.list_(pa.int8()), pa.list_(pa.float32(), 1), pa.list_(pa.float32())]
 )
 def test_nulls_in_place_of_lists_are_refused(kind: Any) -> None:
-    with pytest.raises(ConfigError, match="'c' .*nulls instead of lists"):
+    with pytest.raises(ConfigError, match="'c' .*nulls"):
         convert([[1], None], kind)
 
 
@@ -208,7 +208,7 @@ VECTOR = pa.struct(
     ],
 )
 def test_other_types_are_refused_by_name(kind: Any, advice: str) -> None:
-    with pytest.raises(ConfigError, match=f"column 'c' has the type .*{advice}"):
+    with pytest.raises(ConfigError, match=f"'c' .*{advice}"):
         column(pa.field("c", kind))
 
 
@@ -243,6 +243,6 @@ def test_what_is_no_choice_of_columns_is_refused(columns: Any, shapes: Any) -> N
 
 def test_names_that_are_twice_in_the_data_are_no_choice() -> None:
     twice = pa.schema([("a", pa.int8()), ("a", pa.int8()), ("b", pa.int8())])
-    with pytest.raises(ConfigError, match="columns=None: must be different names .*: a, a, b"):
+    with pytest.raises(ConfigError, match="columns=None: .*: a, a, b"):
         check_names(twice, None)
     assert check_names(twice, ["b"]) == ["b"]

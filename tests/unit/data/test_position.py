@@ -266,7 +266,7 @@ def test_two_loops_in_turn_begin_the_epoch_again_with_a_warning(
         both = zip(data.batches(SIZE, epoch=1), data.batches(SIZE, epoch=2), strict=True)
         list(itertools.islice(both, 3))
         assert [(leg.epoch, leg.batches) for leg in data.legs] == [(1, 0)]
-        assert "begins at the start of the epoch" in caplog.text
+        assert "start of the epoch" in caplog.text
         del both
         next(data.batches(SIZE, epoch=3))
         assert [(leg.epoch, leg.batches) for leg in data.legs] == [(3, 1)]
@@ -284,7 +284,7 @@ def test_an_evaluation_within_an_epoch_does_not_pass_for_its_end(
         next(training)
         list(data.torch(SIZE, ["id"], epoch=6))
         assert [(leg.epoch, leg.batches) for leg in data.legs] == [(4, 0)]
-        assert "begins at the start of the epoch" in caplog.text
+        assert "start of the epoch" in caplog.text
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -385,7 +385,7 @@ def test_the_position_of_ranks_that_were_not_in_step_is_the_least(
 ) -> None:
     positions = [Position({"a": (replace(LEG, batches=n),), "b": (LEG,)}) for n in (10, 8, 9)]
     assert common_position(positions) == positions[1]
-    assert "had not read 'a' in step" in caplog.text
+    assert "'a' in step" in caplog.text
     ended = Position({"a": (replace(LEG, batches=9, ended=True),)})
     whole = Position({"a": (LEG,)})
     assert common_position([ended, whole]) == whole
@@ -396,7 +396,7 @@ def test_a_position_travels_as_json() -> None:
     position = Position({"a": (LEG, replace(LEG, seed=4)), "b": ()})
     assert Position.from_fields(position.as_fields()) == position
     for damaged in ({}, {"version": 9}, {"version": 1, "datasets": {"a": [{"x": 1}]}}):
-        with pytest.raises(StoreError, match="resume with the version that saved it"):
+        with pytest.raises(StoreError, match="version that saved"):
             Position.from_fields(damaged)
 
 

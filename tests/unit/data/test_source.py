@@ -99,13 +99,13 @@ def test_what_was_read_of_the_data_is_logged(
     write(tmp_path, "0", {"a": pa.array([1, 2, 3])})
     read_source(LakePath(f"file://{tmp_path}"))
     (message,) = caplog.messages
-    assert message.startswith(f"file://{tmp_path} has 3 rows in 1 Parquet files; read their")
+    assert f"file://{tmp_path} " in message and " 3 rows in 1 " in message
 
 
 def test_columns_in_another_order_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "0", {"a": [1], "b": [2.0]})
     write(tmp_path, "1", {"b": [2.0], "a": [1]})
-    with pytest.raises(ConfigError, match="0 and 1 have different columns .*different order"):
+    with pytest.raises(ConfigError, match="0 and 1 .*order"):
         read_source(LakePath(f"file://{tmp_path}"))
 
 
@@ -128,7 +128,7 @@ def test_columns_of_one_name_can_be_left_out(tmp_path: Path) -> None:
     write(tmp_path / "lake", "0", two)
     with only_rank(tmp_path / "lake", tmp_path / "kept") as rank:
         for asked in (rank.to_arrow, lambda: rank.batches(1)):
-            with pytest.raises(ConfigError, match="different names .*: a, a, b"):
+            with pytest.raises(ConfigError, match=": a, a, b"):
                 asked()
         assert rank.to_arrow(["b"]).to_pydict() == {"b": [3]}
 
@@ -166,7 +166,7 @@ def test_no_part_of_a_table_with_a_transaction_log_is_read_in_place(
     write(tmp_path / "lake", "table/data/below/1.parquet", {"a": [1]})
     (tmp_path / "lake/link").symlink_to(tmp_path / "lake/table/data")
     touch(tmp_path / "lake/table" / mark)
-    with pytest.raises(ConfigError, match="a table with a transaction log") as raised:
+    with pytest.raises(ConfigError, match="transaction log") as raised:
         read_source(LakePath(f"file://{tmp_path}/lake/{named}".rstrip("/")))
     assert f"({MARKS[mark]}, file://{tmp_path}/lake/table/" in str(raised.value)
 
@@ -209,14 +209,14 @@ def test_the_refusal_has_the_code_that_reads_the_table(
 def test_a_partition_without_its_table_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "eu/0.parquet", {"a": [1]})
     touch(tmp_path / "eu/.hoodie_partition_metadata")
-    with pytest.raises(ConfigError, match=r'format\("hudi"\).load\("<path of the table>"\)'):
+    with pytest.raises(ConfigError, match=r'format\("hudi"\)\.load'):
         read_source(LakePath(f"file://{tmp_path}/eu"))
 
 
 def test_a_partitioned_transactional_table_is_not_advised_to_spark(tmp_path: Path) -> None:
     """Spark would read all of its `base_N` and `delta_N_M` directories."""
     write(tmp_path, "day=1/hour=2/base_0000002/000000_0", {"a": [1]})
-    with pytest.raises(ConfigError, match=r"\(transactional Hive, .*INSERT OVERWRITE DIRECTORY"):
+    with pytest.raises(ConfigError, match=r"\(transactional Hive, .*INSERT OVERWRITE"):
         read_source(LakePath(f"file://{tmp_path}"))
 
 
@@ -266,17 +266,17 @@ def test_files_that_spark_skips_are_skipped(tmp_path: Path) -> None:
     (tmp_path / ".0.parquet.crc").write_bytes(b"crc")
     source = read_source(LakePath(f"file://{tmp_path}"))
     assert [file.name for file in source.files] == ["0.parquet"]
-    with pytest.raises(ConfigError, match="is still being copied"):
+    with pytest.raises(ConfigError, match="still being copied"):
         read_source(LakePath(f"file://{tmp_path}/1.parquet._COPYING_"))
     with pytest.raises(ConfigError, match="is empty"):
         read_source(LakePath(f"file://{tmp_path}/2.parquet"))
     (tmp_path / "0.parquet").unlink()
-    with pytest.raises(ConfigError, match="contains no Parquet file"):
+    with pytest.raises(ConfigError, match="no Parquet file"):
         read_source(LakePath(f"file://{tmp_path}"))
 
 
 @pytest.mark.parametrize("name", ["a#b.parquet", "a;b/0.parquet", "below/a?.parquet"])
 def test_names_that_no_url_has_are_told(tmp_path: Path, name: str) -> None:
     write(tmp_path, name, {"a": [1]})
-    with pytest.raises(ConfigError, match="contains '.*cannot be read in place: rename it"):
+    with pytest.raises(ConfigError, match="contains '.*rename"):
         read_source(LakePath(f"file://{tmp_path}"))

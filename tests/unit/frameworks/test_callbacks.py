@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,7 @@ def test_what_cannot_be_recorded_is_left_out_with_one_warning_of_each_kind(
     for _, metrics in gang.reports:
         assert metrics == {"loss": 0.5, **{f"m{number}": float(number) for number in range(999)}}
     name, value, number = read_warnings(directory)
-    start = "Lightning logs a metric that is not recorded: "
-    assert name.startswith(f"{start}report() of a metric named ''")
-    assert value.startswith(f"{start}report(text='1.5'): must be a number")
-    assert number == (
-        f"{start}'m999' is one of 1111 metrics at a step, of which the first 1000 are recorded"
-    )
+    start = "Lightning logs "
+    assert name.startswith(start) and "''" in name
+    assert value.startswith(start) and "text='1.5'" in value
+    assert number.startswith(start) and re.search("'m999' .* 1111 .* 1000", number)

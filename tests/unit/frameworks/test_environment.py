@@ -194,7 +194,7 @@ def test_a_rank_sees_its_own_mig_device_only(visible: str | None) -> None:
 
 def test_a_rank_cannot_have_several_mig_devices() -> None:
     (place,) = assign_ranks([container(1, ("MIG-a", "MIG-b"))], 1).places
-    with pytest.raises(ConfigError, match="rank 0 on node1 has MIG-a, MIG-b.*gpus_per_worker=1"):
+    with pytest.raises(ConfigError, match="rank 0 .*node1 .*MIG-a, MIG-b.*gpus_per_worker=1"):
         visible_gpus(place)
 
 
@@ -245,7 +245,7 @@ def test_every_process_has_an_endpoint_of_its_own() -> None:
 
 def test_too_few_ports() -> None:
     world = gang()
-    with pytest.raises(ValueError, match="container 1 has 2 ports, needs 3"):
+    with pytest.raises(ValueError, match="container 1 .* 2 .* 3"):
         endpoints_of(world, {**held(world), 1: [1, 2]})
 
 

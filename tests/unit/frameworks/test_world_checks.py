@@ -80,7 +80,7 @@ def test_a_trainer_of_one_device_may_test_but_not_train() -> None:
 
     trainer = installed("lightning.pytorch.trainer.trainer", Trainer=Trainer).Trainer()
     assert trainer.test() == "tests"
-    with pytest.raises(ConfigError, match="with 1 rank, but the gang has 4: leave out devices="):
+    with pytest.raises(ConfigError, match="1 rank, .* 4: .*devices="):
         trainer.fit("net")
     trainer.world_size = 4
     assert trainer.fit(model="net") == "fits net"
@@ -98,7 +98,7 @@ def test_a_process_that_the_rank_forks_may_train_as_it_likes() -> None:
 
     fabric = installed("lightning.fabric.fabric", Fabric=Fabric).Fabric()
     for method in (fabric.setup, fabric.setup_optimizers):
-        with pytest.raises(ConfigError, match="Lightning's Fabric would train with 1 rank"):
+        with pytest.raises(ConfigError, match="Fabric .* 1 rank"):
             method()
     child = os.fork()
     if child == 0:
@@ -113,7 +113,7 @@ def test_accelerate_must_find_all_ranks() -> None:
 
     state = installed("accelerate.state", PartialState=PartialState)
     assert state.PartialState(cpu=True).num_processes == 4
-    with pytest.raises(ConfigError, match=r"accelerate would train with 1 rank.*cpu=True"):
+    with pytest.raises(ConfigError, match="accelerate .* 1 rank.*cpu=True"):
         state.PartialState()
 
 
@@ -127,12 +127,12 @@ def test_jax_must_find_all_ranks() -> None:
     module = installed("jax._src.distributed", initialize=initialize, global_state=found)
     module.initialize("node:1", 4)
     for size in (1, 5):
-        with pytest.raises(ConfigError, match=rf"jax.distributed would train with {size} rank"):
+        with pytest.raises(ConfigError, match=rf"jax.distributed .* {size} rank"):
             module.initialize(num_processes=size)
     assert begun == [4]
     # JAX may find the number elsewhere, as in Slurm's variables.
     found.num_processes = 2
-    with pytest.raises(ConfigError, match="would train with 2 ranks"):
+    with pytest.raises(ConfigError, match="2 ranks"):
         module.initialize()
 
 
@@ -140,7 +140,7 @@ def test_another_version_of_a_framework_is_not_checked_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     installed("lightning.fabric.connector")
-    assert "world size is not checked in this version of lightning.fabric.connector" in caplog.text
+    assert "not checked" in caplog.text and "lightning.fabric.connector" in caplog.text
 
 
 @pytest.mark.parametrize(

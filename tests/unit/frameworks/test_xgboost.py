@@ -1,4 +1,4 @@
-"""How ranks find XGBoost's tracker; XGBoost itself is a stand-in here, and real in the soak."""
+"""Ranks find XGBoost's tracker; XGBoost itself is a stand-in here, and real in the soak."""
 
 from __future__ import annotations
 
@@ -22,18 +22,15 @@ WHERE = {"dmlc_tracker_uri": "127.0.0.1", "dmlc_tracker_port": 5}
 
 @pytest.fixture
 def address() -> Iterator[tuple[str, int]]:
-    """As an agent holds it for rank 0."""
+    """Yield an address that an agent holds for rank 0."""
     with held_ports(1, "127.0.0.1") as held:
         yield "127.0.0.1", held.ports[0]
 
 
-def test_all_ranks_are_told_whoever_else_comes(
-    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(xgboost, "_STRANGER_SECONDS", 0.1)
+def test_ranks_find_the_tracker_despite_strangers(address: tuple[str, int]) -> None:
     with ThreadPoolExecutor() as pool:
         others = [pool.submit(xgboost._find_tracker, address, rank) for rank in (1, 2)]
-        serving = pool.submit(xgboost._announce, address, WHERE, 4)
+        serving = pool.submit(xgboost._announce, address, WHERE, 4, stranger_seconds=0.1)
         for _ in range(2):
             silent = _connected(address)
             with _connected(address) as brief:
@@ -52,31 +49,27 @@ def _connected(address: tuple[str, int]) -> socket.socket:
             threading.Event().wait(0.01)
 
 
-def test_who_waits_too_long_says_for_whom(
-    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_timeout_names_the_missing_ranks(
+    address: tuple[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "hopsgpu.frameworks")
-    monkeypatch.setattr(xgboost, "_SECONDS", 0.2)
-    with pytest.raises(TimeoutError, match="rank 0 did not call communicator"):
-        xgboost._find_tracker(address, 1)
-    with pytest.raises(TimeoutError, match=r"ranks \[1, 2\] did not call communicator"):
-        xgboost._announce(address, WHERE, 3)
-    assert caplog.messages == [
-        "XGBoost: waits until rank 0 calls communicator()",
-        "XGBoost: waits until 2 other ranks call communicator()",
-    ]
+    with pytest.raises(TimeoutError, match="rank 0"):
+        xgboost._find_tracker(address, 1, seconds=0.2)
+    with pytest.raises(TimeoutError, match=r"ranks \[1, 2\]"):
+        xgboost._announce(address, WHERE, 3, seconds=0.2)
+    assert ["rank 0" in caplog.messages[0], "2 other" in caplog.messages[1]] == [True, True]
 
 
 class Standins:
-    """XGBoost's two modules, and what was asked of them."""
+    """XGBoost's two modules, which record their calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.said: list[str] = []
+        self.calls: list[str] = []
         monkeypatch.setitem(sys.modules, "xgboost.tracker", SimpleNamespace(RabitTracker=self))
         collective = SimpleNamespace(
             CommunicatorContext=lambda **given: SimpleNamespace(args=given),
-            init=lambda **given: self.said.append(f"init {given['dmlc_task_id']}"),
-            finalize=lambda: self.said.append("finalize"),
+            init=lambda **given: self.calls.append(f"init {given['dmlc_task_id']}"),
+            finalize=lambda: self.calls.append("finalize"),
         )
         monkeypatch.setitem(sys.modules, "xgboost.collective", collective)
 
@@ -85,21 +78,21 @@ class Standins:
         return self
 
     def start(self) -> None:
-        self.said.append("start")
+        self.calls.append("start")
 
     def worker_args(self) -> dict[str, Any]:
         return WHERE
 
     def wait_for(self) -> None:
-        self.said.append("wait")
+        self.calls.append("wait")
 
     def free(self) -> None:
-        self.said.append("free")
+        self.calls.append("free")
 
 
 @pytest.fixture
 def standins(monkeypatch: pytest.MonkeyPatch, address: tuple[str, int]) -> Iterator[Standins]:
-    """For rank 0 of twelve, of which the others are there."""
+    """Make this process rank 0 of twelve; threads are the others."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "12")
     monkeypatch.setenv("HOPSGPU_COORDINATOR", f"{address[0]}:{address[1]}")
@@ -112,17 +105,17 @@ def standins(monkeypatch: pytest.MonkeyPatch, address: tuple[str, int]) -> Itera
 def test_the_tracker_outlives_the_last_rank(standins: Standins) -> None:
     with xgboost.communicator():
         # Its tasks are sorted as text: 10 comes after 09.
-        assert standins.said == ["start", "init 00"]
-    assert standins.said[2:] == ["finalize", "wait", "free"]
+        assert standins.calls == ["start", "init 00"]
+    assert standins.calls[2:] == ["finalize", "wait", "free"]
 
 
-def test_a_failure_is_told_before_the_others_lose_their_connections(standins: Standins) -> None:
+def test_failure_is_reported_before_the_others_lose_their_connections(standins: Standins) -> None:
     with pytest.raises(LookupError), xgboost.communicator():
         raise LookupError
-    assert standins.said[2:] == ["free"]
+    assert standins.calls[2:] == ["free"]
 
 
-def test_a_rank_that_is_alone_needs_no_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_rank_needs_no_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setitem(sys.modules, "xgboost", None)
     with xgboost.communicator():

@@ -255,7 +255,7 @@ def test_a_cancelled_run_does_not_wait_for_a_lake_that_is_away(
     threading.Thread(target=cancel, daemon=True).start()
     began = time.monotonic()
     with (
-        pytest.raises(Cancelled, match="while the footers of data were read"),
+        pytest.raises(Cancelled, match="footers of data"),
         feed(f"file://{tmp_path}", cancelled=cancelled).ready(),
     ):
         raise AssertionError("it is not ready")
@@ -275,7 +275,7 @@ def test_a_lake_that_keeps_it_is_a_warning(feed: Make, monkeypatch: pytest.Monke
     with one.ready():
         monkeypatch.setattr(LakePath, "remove", refuse)
     (warning,) = one._board.result().warnings
-    assert "on the lake until `hopsgpu runs prune` removes it: cannot remove" in warning
+    assert "`hopsgpu runs prune`" in warning
 
 
 def test_a_wide_table_is_told_of_in_bounds(feed: Make, tmp_path: Path) -> None:

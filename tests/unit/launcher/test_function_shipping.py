@@ -53,19 +53,17 @@ def asked(modules: tuple[str, ...], env: PythonEnv | None, *lacks: str) -> tuple
 
 def test_executors_are_asked_for_what_nothing_else_brings() -> None:
     assert asked(("a", "b"), None) == ("a", "b")
-    with pytest.raises(ConfigError, match="refer to b, which the executors' Python lacks"):
+    with pytest.raises(ConfigError, match=" b, .*executors"):
         asked(("a", "b"), None, "b")
     packages = PythonEnv("p", "file:///p", "", 0, modules=("b",))
     assert asked(("a", "b"), packages, "b") == ("a",)
-    with pytest.raises(
-        ConfigError, match=r"a, which the executors' Python lacks: add it to python_env=p"
-    ):
+    with pytest.raises(ConfigError, match=" a, .*python_env=p"):
         asked(("a", "b"), packages, "a")
 
 
 def test_executors_need_the_library_of_the_store_that_has_the_runs() -> None:
     application: Any = Application("s3fs", root="s3://bucket/hopsgpu")
-    with pytest.raises(ConfigError, match="on s3://bucket/hopsgpu, .* lacks s3fs: install it"):
+    with pytest.raises(ConfigError, match="s3://bucket/hopsgpu, .* s3fs"):
         modules_to_check((), None, application)
     elsewhere: Any = Application("s3fs")
     assert modules_to_check(("a",), None, elsewhere) == ("a",)
@@ -74,7 +72,7 @@ def test_executors_need_the_library_of_the_store_that_has_the_runs() -> None:
 def test_an_environment_with_its_own_python_has_all_or_is_refused() -> None:
     whole = PythonEnv("w", "file:///w", "", 0, interpreter="bin/python3.11", modules=("a",))
     assert asked(("a",), whole, "a") == ()
-    with pytest.raises(ConfigError, match=r"refer to b, c, which python_env=w lacks: add them"):
+    with pytest.raises(ConfigError, match=" b, c, .*python_env=w"):
         asked(("a", "b", "c"), whole)
     unknown = PythonEnv("u", "file:///u", "", 0, interpreter="bin/python3.11")
     assert asked(("a",), unknown, "a") == ()
@@ -97,14 +95,11 @@ def test_the_remedy_names_what_pip_installs(monkeypatch: pytest.MonkeyPatch) -> 
         missing_modules_module.metadata, "packages_distributions", lambda: distributions
     )
     monkeypatch.setattr(missing_modules_module.metadata, "version", lambda name: "6.0")
-    assert "pass python_env=['PyYAML==6.0'], or install it there" in str(
-        missing_modules_error(["yaml"], "it")
-    )
+    assert "python_env=['PyYAML==6.0'], " in str(missing_modules_error(["yaml"], "it"))
     both = str(missing_modules_error(["yaml", "mine"], "it"))
-    assert "pass python_env=[...], or install them there" in both
-    assert "add it (PyYAML==6.0) to python_env=env" in str(
-        missing_modules_error(["yaml"], "it", "env")
-    )
+    assert "python_env=[...], " in both
+    text = str(missing_modules_error(["yaml"], "it", "env"))
+    assert "(PyYAML==6.0) to python_env=env" in text
 
 
 def test_a_module_that_was_made_without_a_spec_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,17 +131,17 @@ def start_thread(name: str, body: Callable[[], None]) -> None:
     threading.Thread(target=body, name=name, daemon=True).start()
 
 
-def test_an_idle_executor_is_asked_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_an_idle_executor_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor_probe, "start_daemon", start_thread)
 
     def ask(context: object, tag: str, modules: list[str]) -> list[list[str]]:
         return [[name for name in executor_probe.missing_modules_task(modules)(())][0]]
 
-    monkeypatch.setattr(executor_probe, "_ask", ask)
-
-    def probed(executors: Executors) -> list[str] | None:
+    def probed(
+        executors: Executors, ask: Callable[..., list[list[str]]] = ask, seconds: float = 30.0
+    ) -> list[str] | None:
         application: Any = executors
-        return executor_probe.probe(application, ["json", "nowhere_at_all"])
+        return executor_probe.probe(application, ["json", "nowhere_at_all"], ask, seconds)
 
     assert probed(Executors(("1", "2"), ("1",))) == ["nowhere_at_all"]
     assert probed(Executors(())) is None
@@ -155,16 +150,13 @@ def test_an_idle_executor_is_asked_and_no_other(monkeypatch: pytest.MonkeyPatch)
     def fail(*_: object) -> list[list[str]]:
         raise RuntimeError("the executor has gone")
 
-    monkeypatch.setattr(executor_probe, "_ask", fail)
-    assert probed(Executors(("1",))) is None
+    assert probed(Executors(("1",)), fail) is None
     ended = threading.Event()
 
     def hang(*_: object) -> list[list[str]]:
         ended.wait()
         return [[]]
 
-    monkeypatch.setattr(executor_probe, "_ask", hang)
-    monkeypatch.setattr(executor_probe, "_ANSWER_SECONDS", 0.01)
     late = Executors(("1",))
-    assert probed(late) is None and len(late.cancelled) == 1
+    assert probed(late, hang, 0.01) is None and len(late.cancelled) == 1
     ended.set()

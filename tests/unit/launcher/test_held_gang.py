@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -91,7 +92,7 @@ def test_a_launch_that_waits_for_its_turn_says_so(keeper: AllocatorThread) -> No
     thread = in_thread(later)
     assert until(lambda: bool(told))
     ((state, why),) = told
-    assert state == "preparing" and "another launch uses the gang" in why
+    assert state == "preparing" and "another launch" in why
     assert not had.is_set()
     may_end.set()
     assert had.wait(HANG_SECONDS)
@@ -121,7 +122,8 @@ def test_a_launch_that_is_cancelled_gives_up_its_turn(keeper: AllocatorThread) -
     thread = in_thread(later)
     cancelled.set()
     thread.join(HANG_SECONDS)
-    assert problems == ["run was cancelled before its turn on the gang"]
+    (problem,) = problems
+    assert problem.startswith("run was cancelled")
     may_end.set()
     served = threading.Event()
     keeper.put(served.set)
@@ -134,7 +136,7 @@ def test_a_gang_that_is_closed_is_said_to_be(keeper: AllocatorThread) -> None:
     closing.join(HANG_SECONDS)
 
     def refused() -> bool:
-        with pytest.raises(ConfigError, match="this gang is not held, or was closed"):
+        with pytest.raises(ConfigError, match="not held"):
             keeper.check_held()
         return True
 
@@ -150,6 +152,4 @@ def test_a_launch_on_a_held_gang_is_refused_by_its_name() -> None:
     gang = held_gang.Gang(given, cast(Any, None))
     with pytest.raises(TypeError) as caught:
         gang.launch(print, retry=1)
-    assert str(caught.value) == (
-        "Gang.launch() got an unexpected keyword argument 'retry': did you mean 'retries'?"
-    )
+    assert re.match(r"Gang\.launch\(\) .*'retry'.*'retries'", str(caught.value))

@@ -90,7 +90,7 @@ def test_bad_arguments(call: Callable[..., Any], arguments: dict[str, Any], word
 
 @pytest.mark.parametrize("call", CALLS)
 def test_what_cannot_be_called(call: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match="train_fn=5: must be a function"):
+    with pytest.raises(ConfigError, match="train_fn=5"):
         call(5)
 
 
@@ -125,10 +125,10 @@ def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
 def test_functions_that_a_call_does_not_run() -> None:
     asynchronous = [waits, functools.partial(waits), Waiting(), Waiting().train]
     for function in asynchronous:
-        with pytest.raises(ConfigError, match="is an async function.*asyncio.run"):
+        with pytest.raises(ConfigError, match="asyncio.run"):
             hopsgpu.launch(function)
     for function in (yields, yields_later, functools.partial(yields)):
-        with pytest.raises(ConfigError, match="is a generator function.*yield"):
+        with pytest.raises(ConfigError, match="generator .*yield"):
             hopsgpu.launch(function)
     for function in (awaited(waits), Waiting, train, lambda: None):
         with pytest.raises(ConfigError, match=r"hopsgpu\.session\(name\)"):
@@ -139,10 +139,10 @@ def anything(*args: object) -> None: ...
 
 
 def test_arguments_that_cannot_be_pickled_or_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"args\[0\] is a _thread.lock"):
+    with pytest.raises(ConfigError, match=r"args\[0\] .*_thread.lock"):
         hopsgpu.launch(anything, args=(threading.Lock(),))
     monkeypatch.setattr("hopsgpu.launcher.function_shipping._MAX_CALL_BYTES", 2**20)
-    with pytest.raises(ConfigError, match="bytes pickled.*at most 1048576 bytes together"):
+    with pytest.raises(ConfigError, match="1048576 bytes"):
         hopsgpu.launch(anything, args=(bytes(2**21),))
 
 
@@ -156,7 +156,7 @@ def test_without_a_session(call: Callable[..., Any]) -> None:
 
 def test_a_rank_launches_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOPSGPU_CONTEXT", "/somewhere")
-    with pytest.raises(ConfigError, match="a rank cannot launch"):
+    with pytest.raises(ConfigError, match="cannot launch"):
         hopsgpu.launch(train)
 
 
@@ -189,7 +189,7 @@ def test_the_three_calls_have_the_designs_signature() -> None:
 
 
 def test_a_gang_that_is_held_takes_an_environment(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="python_env=5: must be a list of packages"):
+    with pytest.raises(ConfigError, match="python_env=5"):
         hopsgpu.hold(workers=1, python_env=5)
     (tmp_path / "mine.py").touch()
     with pytest.raises(ConfigError, match="no active SparkSession"):
@@ -226,7 +226,7 @@ def test_two_sizes_are_those_of_an_elastic_gang(workers: Any) -> None:
 
 
 def test_a_held_gang_has_one_size() -> None:
-    with pytest.raises(ConfigError, match=r"hold\(workers=\(1, 2\)\): a held gang has one size"):
+    with pytest.raises(ConfigError, match=r"hold\(workers=\(1, 2\)\)"):
         hopsgpu.hold(workers=(1, 2))  # type: ignore[arg-type]
 
 

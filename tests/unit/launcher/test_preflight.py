@@ -69,11 +69,11 @@ def test_an_environment_is_unpacked_once_whoever_waits(
 def test_why_an_environment_cannot_be_unpacked_is_told(here: Container, env: PythonEnv) -> None:
     async def scenario() -> None:
         async with here.connect_daemon() as daemon, asyncio.timeout(HANG_SECONDS):
-            with pytest.raises(ConfigError, match="compiled for vax"):
+            with pytest.raises(ConfigError, match="vax"):
                 await daemon.prepare(dataclasses.replace(env, machine="vax"), os.environ)
             with pytest.raises(OSError, match="SHA-256 mismatch"):
                 await daemon.prepare(dataclasses.replace(env, digest="0" * 64), os.environ)
-            with pytest.raises(OSError, match="the process that unpacks .* ended with 1"):
+            with pytest.raises(OSError, match="unpacks .* 1"):
                 await daemon.prepare(env, {"PYTHONHOME": "/nowhere"})
 
     asyncio.run(scenario())

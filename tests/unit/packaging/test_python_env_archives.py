@@ -158,7 +158,7 @@ def test_what_leads_out_of_an_archive(member: tarfile.TarInfo, words: str, tmp_p
     with pytest.raises(ConfigError, match=words):
         inspected(tar_of(archive, member, **{"a.py": b""}))
     # And where nobody has looked before.
-    with pytest.raises(ConfigError, match="points outside the archive|is a device"):
+    with pytest.raises(ConfigError, match="outside|device"):
         unpack(archive, "", tmp_path / "home", ())
     assert {path.name for path in tmp_path.iterdir()} <= {"env.tar.gz", "home"}
 
@@ -166,7 +166,7 @@ def test_what_leads_out_of_an_archive(member: tarfile.TarInfo, words: str, tmp_p
 def test_what_leads_out_of_an_archive_by_way_of_its_own_links(tmp_path: Path) -> None:
     """Each name by itself is inside."""
     archive = tar_of(tmp_path / "env.tar.gz", link("dir/up", ".."), link("dir/up/out", "../x"))
-    with pytest.raises(ConfigError, match="'dir/up/out' points outside the archive"):
+    with pytest.raises(ConfigError, match="'dir/up/out' .*outside"):
         unpack(archive, "", tmp_path / "home", ())
 
 
@@ -203,15 +203,15 @@ def test_zip(tmp_path: Path) -> None:
     assert (tmp_path / "home/bin/tool").stat().st_mode & 0o777 == 0o755
     with zipfile.ZipFile(archive, "a") as zipped:
         zipped.writestr("../out.py", "")
-    with pytest.raises(ConfigError, match="points outside the archive"):
+    with pytest.raises(ConfigError, match="outside"):
         inspected(archive)
-    with pytest.raises(ConfigError, match="points outside the archive"):
+    with pytest.raises(ConfigError, match="outside"):
         unpack(archive, "", tmp_path / "other", ())
     with zipfile.ZipFile(archive, "w") as zipped:
         info = zipfile.ZipInfo("a.py")
         info.external_attr = 0o120777 << 16
         zipped.writestr(info, "/etc/passwd")
-    with pytest.raises(ConfigError, match="is a link, for which zip has no standard"):
+    with pytest.raises(ConfigError, match="link.* zip"):
         inspected(archive)
 
 
@@ -219,7 +219,7 @@ def test_zip(tmp_path: Path) -> None:
 def test_what_is_no_archive(name: str, tmp_path: Path) -> None:
     archive = tmp_path / name
     archive.write_bytes(b"no archive of any kind")
-    with pytest.raises(ConfigError, match=f"{name} is damaged, or not the kind of archive"):
+    with pytest.raises(ConfigError, match=f"{name} is damaged"):
         inspected(archive)
 
 

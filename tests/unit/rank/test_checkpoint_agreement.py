@@ -215,5 +215,5 @@ def test_an_invalid_step_is_an_error_outside_a_gang_too(
     step: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(ConfigError, match=r"step=.*: must be an integer ≥ 0 and < 2\*\*63"):
+    with pytest.raises(ConfigError, match="step="):
         hopsgpu.context().should_checkpoint(step)  # type: ignore[arg-type]

@@ -168,5 +168,5 @@ def test_a_checkpoint_without_data_has_no_position(lake: LakePath, tmp_path: Pat
     assert set(json.loads(record.read_text())) == {"files"}
     assert latest_positions([place]) == []
     record.write_text("half a fi")
-    with pytest.raises(StoreError, match=r"complete is damaged"):
+    with pytest.raises(StoreError, match="complete"):
         latest_positions([place])

@@ -1,4 +1,4 @@
-"""A run's record: what it tells, and that it follows the run while it goes on."""
+"""A run's record: its content, and its updates while the run continues."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from hopsgpu.core.run_record import parse
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.display.progress import progress_of
 from hopsgpu.errors import StoreError
-from hopsgpu.runs import recorder as recording_module
 from hopsgpu.runs.active_run import ActiveRun
-from hopsgpu.runs.recorder import Recording
+from hopsgpu.runs.recorder import Recording, RecordingIntervals
 from hopsgpu.runs.run_details import RunDetails, environment, packages, write
 from hopsgpu.runs.status_board import GangBoard
 from hopsgpu.storage.background import Background, Work
@@ -32,6 +31,7 @@ from tests.conftest import until
 from tests.unit.records import record_of
 
 SHAPE = ExecutorShape(1, 1, 512, 4608)
+OFTEN = RecordingIntervals(0.01, 0.01, 0.01, 0.01)
 
 
 def plan_for(spec: GangSpec, root: str = "file:///lake") -> LaunchPlan:
@@ -69,14 +69,14 @@ def test_the_commit_of_the_working_directory_is_recorded(
     assert environment(site).has_changes
 
 
-def test_a_record_that_the_lake_refuses_is_told(tmp_path: Path) -> None:
+def test_record_that_the_lake_refuses_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"the run's record was not written to the lake: "):
+    with pytest.raises(StoreError, match=f"record .*{tmp_path}/file"):
         write(LakePath(f"file://{tmp_path}/file"), record_of("fit-1"))
 
 
 class Attempt:
-    """An attempt's logs, as a training shows them."""
+    """The logs of an attempt."""
 
     def __init__(self) -> None:
         self.brought: list[str] = []
@@ -90,9 +90,14 @@ class Attempt:
 
 
 class Recorded:
-    """A run of which a record is kept."""
+    """A run with a record."""
 
-    def __init__(self, directory: Path, spec: GangSpec = GangSpec("fit")) -> None:  # noqa: B008
+    def __init__(
+        self,
+        directory: Path,
+        spec: GangSpec = GangSpec("fit"),  # noqa: B008
+        intervals: RecordingIntervals = OFTEN,
+    ) -> None:
         self.file = directory / "run.json"
         self.board = GangBoard("fit-1", 1, 1, progress_of("off"))
         self.background = Background("records")
@@ -102,10 +107,10 @@ class Recorded:
         site: Any = SimpleNamespace(id="application_1", user="alice", versions={})
         plan = replace(plan_for(spec), paths={"run": lake.url})
         active = ActiveRun(plan, site, self.board, self.cancelled, self.background)
-        self.recording = Recording(active, RunDetails)
+        self.recording = Recording(active, RunDetails, intervals=intervals)
 
     @property
-    def told(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         return dict(json.loads(self.file.read_bytes())) if self.file.exists() else {}
 
 
@@ -113,21 +118,15 @@ class Recorded:
 def recorded(tmp_path: Path) -> Iterator[Recorded]:
     recorded = Recorded(tmp_path / "fit-1")
     yield recorded
-    # So that no work goes on in the time of the next test.
+    # No work may continue during the next test.
     recorded.background.flush(HANG_SECONDS)
-
-
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_POLL_SECONDS", "_RECORD_SECONDS", "_CANCEL_SECONDS", "_LOG_SECONDS"):
-        monkeypatch.setattr(recording_module, name, 0.01)
 
 
 def watch_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.endswith("-watch")]
 
 
-def test_a_record_has_no_secrets(tmp_path: Path) -> None:
+def test_record_has_no_secrets(tmp_path: Path) -> None:
     spec = GangSpec("fit", env_vars={"API_TOKEN": "s3cret", "MODE": "fast"})
     recorded = Recorded(tmp_path / "fit-1", spec)
     recorded.recording.put("requested")
@@ -137,16 +136,16 @@ def test_a_record_has_no_secrets(tmp_path: Path) -> None:
     assert record.environment.packages == packages()
 
 
-def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
+def test_record_follows_the_run(recorded: Recorded) -> None:
     attempt = Attempt()
     recorded.recording.put("requested")
     recorded.background.flush(HANG_SECONDS)
-    assert (recorded.told["state"], recorded.told["ranks"]) == ("requested", [])
+    assert (recorded.fields["state"], recorded.fields["ranks"]) == ("requested", [])
     with recorded.recording.watching():
         recorded.board.state(GangState.WAITING)
-        assert until(lambda: recorded.told["state"] == "waiting")
-        first = recorded.told["updated"]
-        assert until(lambda: recorded.told["updated"] > first)
+        assert until(lambda: recorded.fields["state"] == "waiting")
+        first = recorded.fields["updated"]
+        assert until(lambda: recorded.fields["updated"] > first)
         for state in (GangState.GRANTED, GangState.READY, GangState.STARTING, GangState.RUNNING):
             recorded.board.state(state)
         ranks = RankTable(assign_ranks([GangExecutor(0, "c0", "node1", "10.0.0.1", ())], 1))
@@ -154,50 +153,52 @@ def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
         ranks.record_start(0, 42)
         with recorded.recording.following(attempt):
             recorded.board.record_metrics([{"loss": 0.25}])
-            assert until(lambda: recorded.told.get("metrics") == [{"loss": 0.25}])
+            assert until(lambda: recorded.fields.get("metrics") == [{"loss": 0.25}])
             assert until(lambda: bool(attempt.brought))
         recorded.background.flush(HANG_SECONDS)
         brought = len(attempt.brought)
-        assert recorded.told["ranks"][0] | {"pid": 42, "ended": False} == recorded.told["ranks"][0]
-        assert until(lambda: recorded.told["state"] == "running")
+        assert (
+            recorded.fields["ranks"][0] | {"pid": 42, "ended": False} == recorded.fields["ranks"][0]
+        )
+        assert until(lambda: recorded.fields["state"] == "running")
     recorded.board.state(GangState.RELEASING)
     recorded.recording.put("failed", "boom", EndReason.USER_ERROR)
     recorded.background.flush(HANG_SECONDS)
-    told = recorded.told
-    assert (told["state"], told["error"], told["logs"]) == (
+    last = recorded.fields
+    assert (last["state"], last["error"], last["logs"]) == (
         "failed",
         "boom",
         {"logs/rank-0.log": 5},
     )
     assert len(attempt.brought) == brought
     assert until(lambda: not watch_threads())
-    assert recorded.told == told
+    assert recorded.fields == last
     assert recorded.background.problems() == ()
 
 
-def test_a_record_tells_why_the_run_waited_when_it_waits_no_longer(
-    recorded: Recorded, often: None
-) -> None:
+def test_record_keeps_why_the_run_waited(recorded: Recorded) -> None:
     with recorded.recording.watching():
         for why in ("0 of 4 GPUs free", "2 of 4 GPUs free"):
             recorded.board.state(GangState.WAITING, why=why)
-            assert until(lambda why=why: recorded.told.get("waiting_for") == why)
+            assert until(lambda why=why: recorded.fields.get("waiting_for") == why)
         recorded.board.state(GangState.GRANTED)
-        assert until(lambda: recorded.told["state"] == "granted")
-    waits = recorded.told["waits"]
-    assert recorded.told["waiting_for"] == ""
+        assert until(lambda: recorded.fields["state"] == "granted")
+    waits = recorded.fields["waits"]
+    assert recorded.fields["waiting_for"] == ""
     assert [wait["why"] for wait in waits] == ["0 of 4 GPUs free", "2 of 4 GPUs free"]
-    assert waits[0]["time"] <= waits[1]["time"] <= recorded.told["updated"]
+    assert waits[0]["time"] <= waits[1]["time"] <= recorded.fields["updated"]
 
 
-def test_a_run_that_is_short_has_its_first_and_last_record_and_no_logs_before_the_end(
-    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+def test_short_run_has_its_first_and_last_record_and_no_logs_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The poll takes longer than the run, however slow this machine is.
+    recorded = Recorded(tmp_path / "fit-1", intervals=RecordingIntervals(poll=HANG_SECONDS))
     calls: list[str] = []
 
     def noting(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: LakePath, *args: Any) -> Any:
-            # Of a thread that a test of another file has left behind, none.
+            # A thread that a test of another file has left behind does not count.
             if str(recorded.file.parent) in self.url:
                 calls.append(name)
             return real(self, *args)
@@ -206,8 +207,6 @@ def test_a_run_that_is_short_has_its_first_and_last_record_and_no_logs_before_th
 
     for name in ("replace", "append", "exists", "stat", "create"):
         monkeypatch.setattr(LakePath, name, noting(name, getattr(LakePath, name)))
-    # However long a short one takes here.
-    monkeypatch.setattr(recording_module, "_POLL_SECONDS", HANG_SECONDS)
     recorded.recording.put("requested")
     recorded.background.flush(HANG_SECONDS)
     with recorded.recording.watching(), recorded.recording.following(Attempt()):
@@ -217,7 +216,7 @@ def test_a_run_that_is_short_has_its_first_and_last_record_and_no_logs_before_th
     assert calls == ["replace", "replace"]
 
 
-def test_a_wish_on_the_lake_cancels_the_run(recorded: Recorded, often: None) -> None:
+def test_cancel_request_on_the_lake_cancels_the_run(recorded: Recorded) -> None:
     with recorded.recording.watching():
         assert not recorded.cancelled.wait(0.1)
         (recorded.file.parent / "cancel").touch()
@@ -225,25 +224,25 @@ def test_a_wish_on_the_lake_cancels_the_run(recorded: Recorded, often: None) -> 
     assert recorded.background.problems() == ()
 
 
-def test_a_lake_that_does_not_answer_when_asked_for_a_wish_ends_nothing(
-    recorded: Recorded, often: None, monkeypatch: pytest.MonkeyPatch
+def test_failed_check_for_a_cancel_request_ends_nothing(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = threading.Semaphore(0)
+    checks = threading.Semaphore(0)
 
     def refuse(self: LakePath) -> bool:
-        asked.release()
+        checks.release()
         raise StoreError("the NameNode is away", kind="unreachable")
 
     monkeypatch.setattr(LakePath, "exists", refuse)
     with recorded.recording.watching():
-        assert asked.acquire(timeout=HANG_SECONDS) and asked.acquire(timeout=HANG_SECONDS)
+        assert checks.acquire(timeout=HANG_SECONDS) and checks.acquire(timeout=HANG_SECONDS)
     recorded.background.flush(HANG_SECONDS)
     assert not recorded.cancelled.is_set()
     assert recorded.background.problems() == ()
 
 
-def test_logs_that_the_lake_cannot_take_at_once_have_their_turn(
-    recorded: Recorded, often: None, monkeypatch: pytest.MonkeyPatch
+def test_all_logs_are_appended_although_the_lake_is_busy(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = Attempt()
     attempt.urls = [f"file:///lake/rank-{rank}.log" for rank in range(5)]

@@ -179,7 +179,7 @@ def test_a_function_that_fails_with_few_rows_fails_at_the_first_batch(
     rank: Rank, predict: Any, said: str
 ) -> None:
     task = rank.task(pa.table({"x": range(64 * 500 + 1)}), 1, group=64 * 500 + 1)
-    with pytest.raises(ConfigError, match=f"a batch of 64 rows, but not the first 1 row.*{said}"):
+    with pytest.raises(ConfigError, match=f"64 rows, .* 1 row.*{said}"):
         rank.scores(predict, task)
     reports = list(PartReports().take((rank.directory / metrics.FILE).read_bytes()))
     assert [report.event for report in reports] == [READY, BEGUN, UNFIT]

@@ -156,12 +156,12 @@ def test_rows_and_data_frames_become_columns() -> None:
         {**rows[1], "kind": "b", "maybe": None, "count": None},
     ]
     assert batch.schema.field("kind").type == TEXT
-    with pytest.raises(ConfigError, match="without 'score' for row 1 of the batch"):
+    with pytest.raises(ConfigError, match="'score' .* row 1 "):
         prediction_batch([rows[0], {"label": "N"}], 2, ())
 
 
 def test_what_would_lose_something_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'y' as timestamp\[ns\], which Spark cannot read"):
+    with pytest.raises(ConfigError, match=r"'y' .*timestamp\[ns\]"):
         prediction_batch({"y": np.array([1], "M8[ns]")}, 1, ())
 
 
@@ -175,7 +175,7 @@ def test_bfloat16_becomes_float32() -> None:
 def test_a_first_batch_must_say_its_types() -> None:
     for values in ([None, None], [[], []]):
         batch = prediction_batch({"label": np.array([*values, 0], object)[:2]}, 2, ())
-        with pytest.raises(ConfigError, match="'label' without a value.*pyarrow.array"):
+        with pytest.raises(ConfigError, match="'label' .*pyarrow.array"):
             first_schema(batch)
     known = pa.schema([("label", pa.string())])
     nothing = prediction_batch({"label": np.array([None, None])}, 2, ())
@@ -219,7 +219,7 @@ def test_later_batches_have_the_columns_of_the_first() -> None:
     first = pa.schema([("a", pa.float64()), ("b", pa.int64())])
     other = pa.record_batch({"b": [1], "a": pa.array([2.0], pa.float32())})
     assert with_schema(other, first).schema.equals(first)
-    with pytest.raises(ConfigError, match="'b' as double, but as int64"):
+    with pytest.raises(ConfigError, match="'b' .*double.*int64"):
         with_schema(pa.record_batch({"a": [1.0], "b": [0.5]}), first)
-    with pytest.raises(ConfigError, match="returned the columns a, but a, b"):
+    with pytest.raises(ConfigError, match=" a, .* a, b"):
         with_schema(pa.record_batch({"a": [1.0]}), first)

@@ -40,7 +40,7 @@ def test_other_data_columns_or_models_are_not_resumed(tmp_path: Path) -> None:
     earlier, model = EarlierPlan(run), "hdfs://lake/models/m/1"
     with pytest.raises(ConfigError, match="data= differs"):
         earlier.resume(source((10, 11), (5,)), NAMES, model)
-    with pytest.raises(ConfigError, match=r"columns= differs.*it was \['x'\]"):
+    with pytest.raises(ConfigError, match=r"columns= .*\['x'\]"):
         earlier.resume(TABLE, (("id",), ("id",)), model)
     with pytest.raises(ConfigError, match="model= differs.*m/1"):
         earlier.resume(TABLE, NAMES, "hdfs://lake/models/m/2")
@@ -54,25 +54,25 @@ def test_a_damaged_plan_is_told(tmp_path: Path) -> None:
 
 def test_what_cannot_be_kept_is_refused() -> None:
     inside = replace(TABLE, instants=frozenset({"id.t"}))
-    with pytest.raises(ConfigError, match=r"'id' has timestamps of type INT96 inside \(id.t\)"):
+    with pytest.raises(ConfigError, match=r"'id' .*INT96 .*\(id.t\)"):
         chosen_columns(inside, ["x"], ["id"], {})
     assert chosen_columns(inside, ["id"], ["x"], {}) == (("id",), ("x",))
-    with pytest.raises(ConfigError, match=r"keep=\['nope'\]: must be different names"):
+    with pytest.raises(ConfigError, match=r"keep=\['nope'\]"):
         chosen_columns(TABLE, ["x"], ["nope"], {})
 
 
 def test_parts_must_be_whole_and_have_one_schema() -> None:
     there = plan()
     first = there.parts[0]
-    with pytest.raises(HopsGpuError, match="gave 3 rows instead of"):
+    with pytest.raises(HopsGpuError, match="3 rows"):
         there.check(first, 3, schema(y=pa.int64()))
     there.check(first, first.rows, schema(y=pa.int64()))
     there.check(first, first.rows, schema(y=pa.int64()))
-    with pytest.raises(HopsGpuError, match=r"y: double; earlier parts have y: int64"):
+    with pytest.raises(HopsGpuError, match="y: double; .* y: int64"):
         there.check(first, first.rows, schema(y=pa.float64()))
 
 
 def test_columns_are_checked_before_anything_is_requested() -> None:
     assert chosen_columns(TABLE, None, (), {}) == (("id", "x"), ())
-    with pytest.raises(ConfigError, match="must be different names"):
+    with pytest.raises(ConfigError, match="different names"):
         chosen_columns(TABLE, ["x"], ["nothing"], {})

@@ -42,16 +42,16 @@ def test_a_part_is_kept_once(output: TableOutput) -> None:
 def test_nothing_is_replaced(output: TableOutput, tmp_path: Path) -> None:
     output.check()
     (tmp_path / "scored").mkdir()
-    with pytest.raises(ConfigError, match="exists: name another"):
+    with pytest.raises(ConfigError, match="exists"):
         output.check()
-    with pytest.raises(StoreError, match="did not when the score began"):
+    with pytest.raises(StoreError, match="when the score began"):
         output.publish([])
 
 
 def test_nothing_is_published_without_all_parts(output: TableOutput, tmp_path: Path) -> None:
     (output.drafts / "a").write(b"a")
     output.keep(1, "a")
-    with pytest.raises(StoreError, match=r"1 part of the output.*part-000000.*resume"):
+    with pytest.raises(StoreError, match="1 part .*part-000000.*resume"):
         output.publish([0, 1])
     assert not (tmp_path / "scored").exists()
 

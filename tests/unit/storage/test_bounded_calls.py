@@ -1,4 +1,4 @@
-"""What may hang is not waited for."""
+"""Callers do not wait for calls that hang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import pytest
 
-from hopsgpu.storage import bounded_calls
 from hopsgpu.storage.bounded_calls import BoundedCall, WorkerThreadPool
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
@@ -24,13 +23,13 @@ def run_in_pool(work: Callable[[], None]) -> None:
         worker.run(work, 30)
 
 
-def test_a_result_and_an_error_come_back() -> None:
+def test_bounded_call_returns_its_result_or_raises_its_error() -> None:
     assert BoundedCall("t", lambda: 7).result(HANG_SECONDS) == 7
     with pytest.raises(ZeroDivisionError):
         BoundedCall("t", lambda: 1 // 0).result(HANG_SECONDS)
 
 
-def test_what_hangs_is_left_and_can_be_asked_again() -> None:
+def test_bounded_call_that_hangs_can_be_waited_for_again() -> None:
     go = threading.Event()
     work = BoundedCall("t", go.wait)
     with pytest.raises(TimeoutError):
@@ -39,7 +38,7 @@ def test_what_hangs_is_left_and_can_be_asked_again() -> None:
     assert work.result(HANG_SECONDS) is True
 
 
-def test_threads_are_lent_again_and_to_one_at_a_time() -> None:
+def test_threads_are_reused_by_one_borrower_at_a_time() -> None:
     pool = WorkerThreadPool("t")
     with pool.borrow() as first, pool.borrow() as second:
         threads = {
@@ -54,7 +53,7 @@ def test_threads_are_lent_again_and_to_one_at_a_time() -> None:
     assert again == threads
 
 
-def test_a_thread_that_hangs_is_not_lent_again() -> None:
+def test_thread_that_hangs_is_not_reused() -> None:
     go, pool = threading.Event(), WorkerThreadPool("t")
     with pytest.raises(TimeoutError), pool.borrow() as worker:
         thread = worker.run(threading.current_thread, 30)
@@ -66,7 +65,7 @@ def test_a_thread_that_hangs_is_not_lent_again() -> None:
     assert not thread.is_alive()
 
 
-def test_what_was_begun_goes_on_until_it_is_asked_for() -> None:
+def test_started_work_continues_until_its_result_is_fetched() -> None:
     go = threading.Event()
     with WorkerThreadPool("t").borrow() as worker:
         worker.start(go.wait)
@@ -76,7 +75,7 @@ def test_what_was_begun_goes_on_until_it_is_asked_for() -> None:
         assert worker.is_idle
 
 
-def test_threads_end_when_nobody_has_them() -> None:
+def test_threads_end_with_their_pool() -> None:
     pool = WorkerThreadPool("t")
     with pool.borrow() as worker:
         thread = worker.run(threading.current_thread, 30)
@@ -87,9 +86,11 @@ def test_threads_end_when_nobody_has_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "ask", [lambda work: BoundedCall("t", work).result(HANG_SECONDS), run_in_pool]
+    "call", [lambda work: BoundedCall("t", work).result(HANG_SECONDS), run_in_pool]
 )
-def test_what_raised_is_let_go_of_at_once(ask: Callable[[Callable[[], None]], None]) -> None:
+def test_objects_of_failed_work_are_freed(
+    call: Callable[[Callable[[], None]], None],
+) -> None:
     class Connection:
         def fail(self) -> None:
             raise FileNotFoundError
@@ -99,30 +100,27 @@ def test_what_raised_is_let_go_of_at_once(ask: Callable[[Callable[[], None]], No
     gc.disable()
     try:
         with contextlib.suppress(FileNotFoundError):
-            ask(connection.fail)
+            call(connection.fail)
         del connection
-        # The thread that has done it may be at its end still.
+        # The thread of the work may not have ended yet.
         assert until(lambda: seen() is None)
     finally:
         gc.enable()
 
 
-def test_a_thread_that_nobody_needs_ends_and_one_that_is_lent_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bounded_calls, "_IDLE_SECONDS", 0.02)
-    pool = WorkerThreadPool("idle")
+def test_idle_thread_ends_unless_it_is_borrowed() -> None:
+    pool = WorkerThreadPool("idle", idle_seconds=0.02)
 
     def threads() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "idle"]
 
     with pool.borrow() as worker:
-        (lent,) = threads()
-        lent.join(0.2)
-        assert lent.is_alive()
+        (thread,) = threads()
+        thread.join(0.2)
+        assert thread.is_alive()
         assert worker.run(lambda: 1, 30) == 1
-    lent.join(HANG_SECONDS)
-    assert not lent.is_alive()
+    thread.join(HANG_SECONDS)
+    assert not thread.is_alive()
     with pool.borrow() as other:
         assert other is not worker
         assert other.run(lambda: 2, 30) == 2
@@ -130,11 +128,10 @@ def test_a_thread_that_nobody_needs_ends_and_one_that_is_lent_does_not(
 
 ENDING = """
     import atexit, sys, threading
-    from hopsgpu.storage import bounded_calls
+    from hopsgpu.storage.bounded_calls import WorkerThreadPool
 
-    bounded_calls._EXIT_SECONDS = float(sys.argv[1])
     begun = threading.Event()
-    pool = bounded_calls.WorkerThreadPool("t")
+    pool = WorkerThreadPool("t", exit_seconds=float(sys.argv[1]))
     atexit._clear()
     atexit.register(lambda: print("main", ask("main"), flush=True))
     import weakref
@@ -160,12 +157,12 @@ ENDING = """
 
 
 @pytest.mark.parametrize(
-    ("bound", "takes", "said"),
+    ("bound", "duration", "printed"),
     [("30", "0.5", ["came back", "main main"]), ("0.1", "60", ["main main"])],
 )
-def test_a_process_that_ends_waits_for_calls_for_a_while_and_begins_none_of_daemons(
-    bound: str, takes: str, said: list[str]
+def test_exiting_process_waits_for_calls_within_bounds_and_starts_none_of_daemons(
+    bound: str, duration: str, printed: list[str]
 ) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(ENDING), bound, takes]
+    command = [sys.executable, "-c", textwrap.dedent(ENDING), bound, duration]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
-    assert (ran.returncode, ran.stdout.splitlines()) == (0, said), ran.stderr
+    assert (ran.returncode, ran.stdout.splitlines()) == (0, printed), ran.stderr

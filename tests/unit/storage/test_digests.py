@@ -1,4 +1,4 @@
-"""What a file is recognised by is known ahead of its end, and compared with what was read."""
+"""The facts of a file are known before its end, and compared with the bytes that were read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 import xxhash
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.storage import digests
-from hopsgpu.storage.digests import Digest, DigestingReader, FileFacts
+from hopsgpu.storage.digests import MIN_AHEAD_BYTES, Digest, DigestingReader, FileFacts
 from hopsgpu.storage.filesystem import BLOCK
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local import Local
@@ -28,10 +27,8 @@ def facts_of(content: bytes) -> FileFacts:
     return FileFacts(len(content), xxhash.xxh3_128_hexdigest(content))
 
 
-@pytest.fixture(autouse=True)
-def little_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "_AHEAD_BYTES", 2 * BLOCK)
-    monkeypatch.setattr(digests, "_MIN_AHEAD_BYTES", BLOCK)
+def reader_of(source: Path, on_facts: Callable[[FileFacts], None]) -> DigestingReader:
+    return DigestingReader(source, on_facts, 2 * BLOCK, BLOCK)
 
 
 @pytest.fixture
@@ -43,7 +40,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def held_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """The second reader waits; once it does, the function has it go on in a moment."""
+    """Make the second reader wait; once it does, the function lets it continue in a moment."""
     begun, go, read = threading.Event(), threading.Event(), os.preadv
 
     def slow(*given: Any) -> int:
@@ -64,53 +61,55 @@ def digesting() -> list[threading.Thread]:
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK, 2 * BLOCK + 1, SIZE])
-def test_what_is_said_before_is_what_is_read(source: Path, size: int) -> None:
+def test_early_facts_are_those_of_the_read_bytes(source: Path, size: int) -> None:
     content = source.read_bytes()[:size]
     source.write_bytes(content)
-    told: list[FileFacts] = []
-    reading = DigestingReader(source, told.append)
-    assert b"".join(reading.blocks()) == content
-    assert reading.facts == facts_of(content)
-    assert told and set(told) == {reading.facts}
+    reported: list[FileFacts] = []
+    reader = reader_of(source, reported.append)
+    assert b"".join(reader.blocks()) == content
+    assert reader.facts == facts_of(content)
+    assert reported and set(reported) == {reader.facts}
     assert digesting() == []
 
 
-def test_a_large_file_is_known_while_its_last_part_is_on_its_way(source: Path) -> None:
-    told: list[FileFacts] = []
-    blocks = DigestingReader(source, told.append).blocks()
+def test_facts_of_a_large_file_are_known_while_its_last_part_is_read(source: Path) -> None:
+    reported: list[FileFacts] = []
+    blocks = reader_of(source, reported.append).blocks()
     for _ in range(4):
         next(blocks)
-        assert told == []
-    next(blocks)  # of what is read ahead the first
-    assert until(lambda: told == [facts_of(source.read_bytes())])
+        assert reported == []
+    next(blocks)  # the first block of the last part
+    assert until(lambda: reported == [facts_of(source.read_bytes())])
     assert len(list(blocks)) == 1
 
 
-def test_what_is_changed_after_it_was_told_is_seen(source: Path) -> None:
-    told: list[FileFacts] = []
-    reading = DigestingReader(source, told.append)
-    blocks = reading.blocks()
+def test_change_after_the_early_facts_is_noticed(source: Path) -> None:
+    reported: list[FileFacts] = []
+    reader = reader_of(source, reported.append)
+    blocks = reader.blocks()
     for _ in range(5):
         next(blocks)
-    assert until(lambda: len(told) == 1)
+    assert until(lambda: len(reported) == 1)
     with source.open("r+b") as file:
         file.seek(SIZE - 1)
         file.write(bytes([source.read_bytes()[-1] ^ 1]))
     list(blocks)
-    assert reading.facts == facts_of(source.read_bytes()) != told[0]
+    assert reader.facts == facts_of(source.read_bytes()) != reported[0]
 
 
-def test_who_stops_half_way_leaves_no_reader(source: Path, held_up: Callable[[], None]) -> None:
-    told: list[FileFacts] = []
-    blocks = DigestingReader(source, told.append).blocks()
+def test_reading_that_stops_half_way_leaves_no_thread(
+    source: Path, held_up: Callable[[], None]
+) -> None:
+    reported: list[FileFacts] = []
+    blocks = reader_of(source, reported.append).blocks()
     for _ in range(5):
         next(blocks)
     held_up()
     blocks.close()
-    assert digesting() == [] and told == []
+    assert digesting() == [] and reported == []
 
 
-def test_an_upload_that_fails_leaves_no_reader(
+def test_failed_upload_leaves_no_thread(
     source: Path,
     tmp_path: Path,
     held_up: Callable[[], None],
@@ -123,45 +122,47 @@ def test_an_upload_that_fails_leaves_no_reader(
         raise ConfigError("not yours")
 
     monkeypatch.setattr(Local, "write", refuse)
+    os.truncate(source, MIN_AHEAD_BYTES)
     lake = LakePath(f"file://{tmp_path}/lake")
-    told: list[tuple[str, FileFacts]] = []
-    with pytest.raises(ConfigError, match="not yours") as kept:
-        upload_files({"w": source}, lake, on_facts=lambda *facts: told.append(facts))
-    assert kept.value.__traceback__ is not None  # which has all that was under way
-    assert digesting() == [] and told == []
+    reported: list[tuple[str, FileFacts]] = []
+    # The error's traceback keeps the frames of the upload.
+    with pytest.raises(ConfigError, match="not yours") as _kept:
+        upload_files({"w": source}, lake, on_facts=lambda *facts: reported.append(facts))
+    assert digesting() == [] and reported == []
 
 
 @pytest.mark.parametrize(
     ("of", "name", "error"),
     [(os, "preadv", OSError("the disk is gone")), (threading.Thread, "start", RuntimeError("no"))],
 )
-def test_without_a_second_reader_it_is_known_at_the_end(
+def test_without_a_second_reader_the_facts_are_known_at_the_end(
     source: Path, monkeypatch: pytest.MonkeyPatch, of: object, name: str, error: Exception
 ) -> None:
     def fail(*given: object) -> int:
         raise error
 
     monkeypatch.setattr(of, name, fail)
-    told: list[FileFacts] = []
-    list(DigestingReader(source, told.append).blocks())
-    assert told == [facts_of(source.read_bytes())]
+    reported: list[FileFacts] = []
+    list(reader_of(source, reported.append).blocks())
+    assert reported == [facts_of(source.read_bytes())]
 
 
-def test_nobody_who_asks_needs_no_second_reader(
+def test_second_reader_is_not_used_without_a_callback(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "preadv")
-    reading = DigestingReader(source, None)
-    assert b"".join(reading.blocks()) == source.read_bytes()
-    assert reading.facts == facts_of(source.read_bytes())
+    os.truncate(source, MIN_AHEAD_BYTES)
+    reader = DigestingReader(source, None)
+    assert b"".join(reader.blocks()) == source.read_bytes()
+    assert reader.facts == facts_of(source.read_bytes())
 
 
-def test_a_file_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="gone.* cannot be read"):
+def test_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{tmp_path}/gone"):
         list(DigestingReader(tmp_path / "gone", None).blocks())
 
 
-def test_a_copy_goes_its_own_way() -> None:
+def test_copy_of_a_digest_is_independent() -> None:
     one = Digest()
     one.update(b"a")
     other = one.copy()

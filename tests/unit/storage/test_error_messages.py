@@ -125,4 +125,4 @@ def test_a_url_without_a_name_node_is_told() -> None:
     """As hdfs-native says it when a client is made."""
     meaning = explain(RuntimeError('InvalidArgument("No fs.defaultFS setting found")'))
     assert meaning.reason == "No fs.defaultFS setting found" and not meaning.is_retryable
-    assert "the URL names no NameNode" in meaning.advice and "HADOOP_CONF_DIR" in meaning.advice
+    assert "NameNode" in meaning.advice and "HADOOP_CONF_DIR" in meaning.advice

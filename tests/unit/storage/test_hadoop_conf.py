@@ -41,7 +41,7 @@ def test_the_addresses_of_a_cluster_with_two_resource_managers(tmp_path: Path) -
     assert addresses == ("http://one:9088", "http://two.example.org:8088")
 
 
-def test_later_files_win_but_over_what_is_final(tmp_path: Path) -> None:
+def test_later_files_win_except_over_final_values(tmp_path: Path) -> None:
     last = "<final>true</final>"
     site(tmp_path, prop("a", "core") + prop("b", "core", last) + prop("c", "core"), "core-site.xml")
     site(tmp_path, prop("a", "yarn") + prop("b", "yarn") + prop("d", "1") + prop("d", "2"))
@@ -86,12 +86,12 @@ def test_variables(tmp_path: Path, value: str, filled: str) -> None:
     assert loaded(tmp_path, HOME_OF="/opt", EMPTY="").get("value") == filled
 
 
-def test_variables_that_mean_each_other_end(tmp_path: Path) -> None:
+def test_circular_variables_end(tmp_path: Path) -> None:
     site(tmp_path, prop("a", "${b}") + prop("b", "${a}"))
     assert loaded(tmp_path).get("a") in ("${a}", "${b}")
 
 
-def test_what_is_included_stands_where_it_is_included(tmp_path: Path) -> None:
+def test_included_values_are_in_the_place_of_the_include(tmp_path: Path) -> None:
     include = '<xi:include xmlns:xi="http://www.w3.org/2001/XInclude" href="{}">{}</xi:include>'
     site(tmp_path / "more", prop("a", "included") + prop("b", "included"), "extra.xml")
     fallback = f"<xi:fallback>{prop('c', 'fallback')}</xi:fallback>"
@@ -106,7 +106,7 @@ def test_what_is_included_stands_where_it_is_included(tmp_path: Path) -> None:
     assert [conf.get(name) for name in "abc"] == ["included", "after", "fallback"]
 
 
-def test_an_include_is_a_url_or_of_the_class_path(tmp_path: Path) -> None:
+def test_include_is_a_url_or_on_the_class_path(tmp_path: Path) -> None:
     below = site(tmp_path / "else where", prop("a", "${b}") + '<include href="top.xml"/>', "a.xml")
     site(tmp_path, prop("b", "class path"), "top.xml")
     for href in ((below / "a.xml").as_uri(), str(below / "a.xml")):
@@ -114,7 +114,7 @@ def test_an_include_is_a_url_or_of_the_class_path(tmp_path: Path) -> None:
         assert loaded(tmp_path).get("a") == "class path"
 
 
-def test_what_a_client_of_hdfs_reads(tmp_path: Path) -> None:
+def test_values_of_an_hdfs_client(tmp_path: Path) -> None:
     site(tmp_path, prop("domain", "example.org") + prop("c", "core"), "core-site.xml")
     site(tmp_path / "more", prop("nn", "one.${domain}:8020"), "ha.xml")
     site(tmp_path, '<include href="more/ha.xml"/>' + prop("c", "hdfs"), "hdfs-site.xml")
@@ -124,7 +124,7 @@ def test_what_a_client_of_hdfs_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("href", ["yarn-site.xml", "nowhere.xml"])
-def test_what_cannot_be_included(tmp_path: Path, href: str) -> None:
+def test_invalid_include_is_refused(tmp_path: Path, href: str) -> None:
     site(tmp_path, f'<include href="{href}"/>')
     with pytest.raises(ConfigError, match=href):
         loaded(tmp_path)
@@ -139,15 +139,15 @@ def test_the_first_directory_that_has_a_file(tmp_path: Path) -> None:
     assert HadoopConf.load({"YARN_CONF_DIR": str(two)}).get("a") == "2"
 
 
-def test_no_configuration(tmp_path: Path) -> None:
+def test_missing_configuration_is_named(tmp_path: Path) -> None:
     for environ in ({}, {"HADOOP_CONF_DIR": ""}):
-        with pytest.raises(ConfigError, match="HADOOP_CONF_DIR is not set"):
+        with pytest.raises(ConfigError, match="HADOOP_CONF_DIR"):
             HadoopConf.load(environ)
-    with pytest.raises(ConfigError, match=f"no yarn-site.xml in {tmp_path}"):
+    with pytest.raises(ConfigError, match=f"yarn-site.xml .*{tmp_path}"):
         loaded(tmp_path)
 
 
-def test_a_file_that_is_no_xml(tmp_path: Path) -> None:
+def test_file_that_is_no_xml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "yarn-site.xml").write_text("<configuration>\n<property></configuration>")
-    with pytest.raises(ConfigError, match=r"yarn-site\.xml: mismatched tag: line 2"):
+    with pytest.raises(ConfigError, match=r"yarn-site\.xml: .*line 2"):
         loaded(tmp_path)

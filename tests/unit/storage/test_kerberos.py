@@ -66,14 +66,14 @@ def klist(tmp_path: Path) -> dict[str, str]:
     [
         ("2026-11-26 22:00:00", None, None),
         ("2026-11-26 22:00:00", 600.0, None),
-        # Renewed in time it lasts; past that it does not.
+        # The ticket lasts if it is renewed; after its renewal time it ends.
         ("2026-11-26 22:40:00", 600.0, None),
-        ("2026-11-26 22:40:00", 1e6, "ends at 2026-11-26 22:47:19, before .* 1000000 s.*kinit"),
-        ("2026-11-26 22:47:19", None, "expired at 2026-11-26 22:47:19: run kinit$"),
-        ("2026-12-04 00:00:00", None, "expired at .*: run kinit$"),
+        ("2026-11-26 22:40:00", 1e6, "22:47:19, .* 1000000 s.*kinit"),
+        ("2026-11-26 22:47:19", None, "22:47:19.* kinit"),
+        ("2026-12-04 00:00:00", None, "22:47:19.* kinit"),
     ],
 )
-def test_a_ticket_must_last(
+def test_ticket_must_last(
     klist: dict[str, str], now: str, seconds: float | None, words: str | None
 ) -> None:
     if words is None:
@@ -84,30 +84,30 @@ def test_a_ticket_must_last(
         check_ticket(klist, seconds, lambda: at(now))
 
 
-def test_without_klist_it_is_not_known(tmp_path: Path) -> None:
+def test_ticket_is_unknown_without_klist(tmp_path: Path) -> None:
     assert check_ticket({"PATH": str(tmp_path)}) is None
 
 
-def test_credentials_are_looked_at_only_where_kerberos_is_on(tmp_path: Path) -> None:
+def test_credentials_are_checked_only_with_kerberos(tmp_path: Path) -> None:
     none = {"PATH": str(tmp_path)}
     (tmp_path / "klist").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "klist").chmod(0o755)
     ensure_credentials({}.get, {}.get, dict(none))
     kerberos = {"hadoop.security.authentication": "Kerberos"}
-    with pytest.raises(ConfigError, match="there is no Kerberos ticket: run kinit, or name"):
+    with pytest.raises(ConfigError, match="run kinit"):
         ensure_credentials(kerberos.get, {}.get, dict(none))
-    # In a container YARN's tokens serve.
+    # In a container, YARN's tokens suffice.
     in_yarn = {**none, "HADOOP_TOKEN_FILE_LOCATION": "container_tokens"}
     ensure_credentials(kerberos.get, {}.get, in_yarn)
 
 
-def test_a_process_may_act_for_another_user_by_a_ticket_alone() -> None:
+def test_proxy_user_needs_a_ticket_and_no_keytab() -> None:
     kerberos = {"hadoop.security.authentication": "kerberos"}
     proxied = {"HADOOP_PROXY_USER": "alice", "HADOOP_USER_NAME": "bob"}
     for hadoop in ({}, kerberos):
         assert hadoop_user(hadoop.get, proxied) == "alice"
     keytab = {"spark.kerberos.principal": "gateway", "spark.kerberos.keytab": __file__}
-    with pytest.raises(ConfigError, match="HADOOP_PROXY_USER=alice: Spark takes no keytab"):
+    with pytest.raises(ConfigError, match="HADOOP_PROXY_USER=alice"):
         ensure_credentials(kerberos.get, keytab.get, proxied)
     assert proxied.keys() == {"HADOOP_PROXY_USER", "HADOOP_USER_NAME"}
 
@@ -115,9 +115,9 @@ def test_a_process_may_act_for_another_user_by_a_ticket_alone() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"spark.kerberos.keytab": __file__}, "keytab is set without spark.kerberos.principal"),
-        ({"spark.kerberos.principal": "a"}, "principal is set without spark.kerberos.keytab"),
-        ({"spark.kerberos.principal": "a", "spark.kerberos.keytab": "/no"}, "cannot read"),
+        ({"spark.kerberos.keytab": __file__}, "spark.kerberos.principal"),
+        ({"spark.kerberos.principal": "a"}, "spark.kerberos.keytab"),
+        ({"spark.kerberos.principal": "a", "spark.kerberos.keytab": "/no"}, "/no"),
     ],
 )
 def test_keytabs_that_cannot_be_used(settings: dict[str, str], words: str) -> None:
@@ -125,10 +125,10 @@ def test_keytabs_that_cannot_be_used(settings: dict[str, str], words: str) -> No
         keytab_of(settings.get)
 
 
-def test_a_klist_of_another_kerberos_is_no_proof_that_there_is_no_ticket(
+def test_klist_of_another_kerberos_does_not_prove_a_missing_ticket(
     klist: dict[str, str], tmp_path: Path
 ) -> None:
-    # As Heimdal's.
+    # Heimdal has a klist of this form.
     (tmp_path / "klist").write_text("#!/bin/sh\necho 'Principal: alice@HOPSGPU.TEST'\n")
     assert check_ticket(klist) is None
     (tmp_path / "klist").write_text("#!/bin/sh\necho 'klist: Bad format in cache' >&2; exit 1\n")
@@ -143,7 +143,7 @@ echo ticket > "${5#FILE:}"
 """
 
 
-def test_a_keytab_signs_in_once_for_each_principal(klist: dict[str, str], tmp_path: Path) -> None:
+def test_keytab_signs_in_once_for_each_principal(klist: dict[str, str], tmp_path: Path) -> None:
     program = tmp_path / "klist"
     program.write_text(program.read_text().replace("/26 22:47", "/66 22:47"))
     kinit = tmp_path / "kinit"
@@ -166,12 +166,12 @@ def test_a_keytab_signs_in_once_for_each_principal(klist: dict[str, str], tmp_pa
     assert (tmp_path / "kinit.asked").read_text().split() == ["alice", "bob"]
     assert caches[0] == caches[1] != caches[2]
     assert len(list((tmp_path / "cache/hopsgpu/tickets").iterdir())) == 2
-    # A session without a keytab is the default ticket's again.
+    # A session without a keytab uses the default ticket again.
     ensure_credentials(kerberos, {}.get, environ)
     assert environ == before
 
 
-def test_who_one_is_in_a_container(klist: dict[str, str], tmp_path: Path) -> None:
+def test_hadoop_user_in_a_container(klist: dict[str, str], tmp_path: Path) -> None:
     kerberos = {"hadoop.security.authentication": "kerberos"}.get
     in_yarn = {**klist, "HADOOP_TOKEN_FILE_LOCATION": str(tmp_path / "tokens")}
     assert hadoop_user(kerberos, in_yarn) == own_name()
@@ -185,7 +185,7 @@ def test_who_one_is_in_a_container(klist: dict[str, str], tmp_path: Path) -> Non
     assert hadoop_user(rules.get, in_yarn) == "lake_alice"
 
 
-def test_who_one_is_for_hadoop(klist: dict[str, str], tmp_path: Path) -> None:
+def test_hadoop_user_outside_containers(klist: dict[str, str], tmp_path: Path) -> None:
     simple = {**klist, "HADOOP_USER_NAME": "mallory"}
     assert hadoop_user({}.get, simple) == "mallory"
     assert hadoop_user({}.get, klist) == own_name()
@@ -196,7 +196,7 @@ def test_who_one_is_for_hadoop(klist: dict[str, str], tmp_path: Path) -> None:
     rule = {**kerberos, "hadoop.security.auth_to_local": "RULE:[1:$1]s/^/lake_/"}
     assert hadoop_user(rule.get, simple) == "lake_alice"
     program.write_text(program.read_text().replace("/66 22:47", "/25 22:47"))
-    with pytest.raises(ConfigError, match="the Kerberos ticket of alice@HOPSGPU.TEST expired"):
+    with pytest.raises(ConfigError, match="alice@HOPSGPU.TEST expired"):
         hadoop_user(kerberos.get, simple)
 
 
@@ -224,14 +224,14 @@ RULES = (
         ("a-b-c@LAKE.EXAMPLE", "RULE:[1:$1]s/-/_/", "a_b-c"),
     ],
 )
-def test_a_principal_is_a_user_by_the_rules(principal: str, rules: str | None, user: str) -> None:
+def test_user_of_a_principal_by_rules(principal: str, rules: str | None, user: str) -> None:
     assert user_of(principal, rules, "LAKE.EXAMPLE") == user
 
 
-def test_a_principal_without_a_rule_is_nobody() -> None:
-    with pytest.raises(ConfigError, match="auth_to_local applies to the principal x"):
+def test_principal_without_a_rule_is_refused() -> None:
+    with pytest.raises(ConfigError, match="auth_to_local .* x@AD"):
         user_of("x@AD.EXAMPLE", None, "LAKE.EXAMPLE")
-    with pytest.raises(ConfigError, match="'RULE:1', which does not begin with a rule"):
+    with pytest.raises(ConfigError, match="'RULE:1'"):
         user_of("x@AD.EXAMPLE", "RULE:1", "LAKE.EXAMPLE")
 
 
@@ -253,30 +253,30 @@ NO_TICKET = (
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (NO_TICKET, "there is no Kerberos ticket: run kinit"),
+        (NO_TICKET, "run kinit"),
         (
             "Major (720896): The referenced credential has expired, Minor (100001): Success",
-            "the Kerberos ticket has expired: run kinit",
+            "expired: run kinit",
         ),
         (
             "kinit: Cannot contact any KDC for realm 'HOPSGPU.TEST' while getting initial"
             " credentials",
-            "no KDC answers (Cannot contact any KDC for realm 'HOPSGPU.TEST'): check the network",
+            "no KDC answers (Cannot contact",
         ),
         ("kinit: Clock skew too great while getting initial credentials", "synchronise it"),
         (
             "kinit: Keytab contains no suitable keys for bob@HOPSGPU.TEST while getting initial"
             " credentials",
-            "does not fit the principal (Keytab contains no suitable keys for bob@HOPSGPU.TEST)",
+            "the principal (Keytab contains",
         ),
         (
             "kinit: Password incorrect while getting initial credentials",
-            "the keytab's key is no longer the principal's (Password incorrect)",
+            "principal's (Password incorrect)",
         ),
         (
             "Major (851968): Unspecified GSS failure., Minor (2529638919): Server"
             " HTTP/node9@HOPSGPU.TEST not found in Kerberos database",
-            "no principal for this address (Server HTTP/node9@HOPSGPU.TEST not found",
+            "address (Server HTTP/node9@HOPSGPU.TEST",
         ),
         ("Keytab contains no suitable keys for bob", "(Keytab contains no suitable keys for bob)"),
         ("Permission denied: user=bob, access=WRITE", None),
@@ -302,5 +302,5 @@ def test_the_lake_advises_kinit_and_not_to_ask_the_owner(
     # In a container it is a token that is missing.
     monkeypatch.setenv("HADOOP_TOKEN_FILE_LOCATION", str(tmp_path / "tokens"))
     told = str(explain(as_exception(NO_TICKET)))
-    assert "no delegation token for this NameNode (it has those for no HDFS)" in told
+    assert "delegation token" in told and "no HDFS" in told
     assert "spark.kerberos.access.hadoopFileSystems" in told

@@ -1,4 +1,4 @@
-"""Places on the lake: their URLs, and local directories as lakes."""
+"""Paths on the lake: their URLs, and local directories as lakes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hopsgpu.storage.root import choose_root, join_url, normalize_url
     ("url", "path"),
     [("file://tmp/x", "/tmp/x"), ("file://tmp/", "/tmp/"), ("file://host:80/a/b", "/host:80/a/b")],
 )
-def test_a_file_system_of_another_host_is_refused(url: str, path: str) -> None:
-    with pytest.raises(ConfigError, match=f"{url}.*write file://{path}$"):
+def test_file_system_of_another_host_is_refused(url: str, path: str) -> None:
+    with pytest.raises(ConfigError, match=f"{url}.* file://{path}$"):
         LakePath(url)
-    with pytest.raises(ConfigError, match="names the host"):
+    with pytest.raises(ConfigError, match="host"):
         ModelStore(url)
 
 
@@ -30,7 +30,7 @@ def test_this_host_may_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("root", ["file:///", "hdfs:///", "hdfs://host:9000/", "webhdfs://h:1//"])
-def test_the_root_of_a_file_system_is_a_place(root: str) -> None:
+def test_root_of_a_file_system_is_a_path(root: str) -> None:
     url = root if root.endswith("///") else f"{root.rstrip('/')}/"
     lake = LakePath(root)
     assert (lake.url, lake.path) == (url, "/")
@@ -54,7 +54,7 @@ def test_the_default_root_is_below_the_default_file_system() -> None:
         assert choose_root(None, files, "ann") == "hdfs://lake/user/ann/hopsgpu"
 
 
-def test_links_that_lead_nowhere_hide_nothing_else(tmp_path: Path) -> None:
+def test_broken_links_hide_no_other_entries(tmp_path: Path) -> None:
     (tmp_path / "net").mkdir()
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "nowhere").symlink_to("nothing")
@@ -65,7 +65,7 @@ def test_links_that_lead_nowhere_hide_nothing_else(tmp_path: Path) -> None:
     assert ModelStore(f"file://{tmp_path}").list() == ()
 
 
-def test_what_is_no_link_is_not_passed_over(
+def test_error_of_an_entry_that_is_no_link_is_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken:
@@ -78,5 +78,5 @@ def test_what_is_no_link_is_not_passed_over(
             return False
 
     monkeypatch.setattr(os, "scandir", lambda path: [Broken()])
-    with pytest.raises(StoreError, match="Input/output error"):
+    with pytest.raises(StoreError, match="Input/output"):
         LakePath(f"file://{tmp_path}", should_fail_fast=True).entries()

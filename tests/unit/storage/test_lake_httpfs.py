@@ -52,7 +52,7 @@ def server() -> Iterator[http.server.ThreadingHTTPServer]:
         yield server
 
 
-def test_httpfs_is_read_from_and_not_written_to(server: http.server.ThreadingHTTPServer) -> None:
+def test_httpfs_is_read_only(server: http.server.ThreadingHTTPServer) -> None:
     lake = LakePath(f"webhdfs://127.0.0.1:{server.server_port}/models")
     assert (lake / "f").stat().size == 7
     assert (lake / "f").read() == b"content"
@@ -65,15 +65,15 @@ def test_httpfs_is_read_from_and_not_written_to(server: http.server.ThreadingHTT
         lambda: (lake / "f").create(b"x"),
         lambda: (lake / "f").replace(b"x"),
     ):
-        with pytest.raises(StoreError, match="HttpFS.*only reads from it.*hdfs://") as told:
+        with pytest.raises(StoreError, match="HttpFS.*hdfs://") as raised:
             call()
-        assert told.value.kind == "unsupported"
-    # Nothing but uploads that were not begun.
+        assert raised.value.kind == "unsupported"
+    # The only requests are those for uploads, which did not begin.
     asked: list[str] = server.asked  # type: ignore[attr-defined]
     assert asked and all("op=CREATE" in path and "data=true" not in path for path in asked)
 
 
-def test_a_file_that_is_replaced_after_a_look_at_it_is_read_whole(
+def test_file_that_is_replaced_after_its_stat_is_read_completely(
     server: http.server.ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = LakePath(f"webhdfs://127.0.0.1:{server.server_port}/models/f")

@@ -30,13 +30,13 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"HADOOP_CONF_DIR": str(tmp_path), "HADOOP_USER_NAME": "alice"}
 
 
-def test_other_users_have_theirs_beside_ones_own(
+def test_roots_of_other_users_are_beside_the_own(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    calls = []
 
     def names(self: LakePath, *, only_directories: bool = False) -> tuple[str, ...]:
-        asked.append((self.url, only_directories))
+        calls.append((self.url, only_directories))
         return ("alice", "bob", "hive", "old#1", "a?b")
 
     monkeypatch.setattr(LakePath, "names", names)
@@ -44,27 +44,29 @@ def test_other_users_have_theirs_beside_ones_own(
     assert [root.url for root in roots] == [
         f"hdfs://lake:8020/user/{user}/hopsgpu" for user in ("alice", "bob", "hive")
     ]
-    assert asked == [("hdfs://lake:8020/user", True)] and problems == []
+    assert calls == [("hdfs://lake:8020/user", True)] and problems == []
 
 
 def test_directories_that_may_not_be_listed_are_a_problem(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(self: LakePath, *, only_directories: bool = False) -> tuple[str, ...]:
-        raise StoreError("cannot list it: Permission denied", kind="permission")
+        raise StoreError("no permission", kind="permission")
 
     monkeypatch.setattr(LakePath, "names", refuse)
     roots, problems = roots_of_users(environ)
     assert [root.url for root in roots] == ["hdfs://lake:8020/user/alice/hopsgpu"]
-    assert problems == ["the directories of other users: cannot list it: Permission denied"]
+    assert [problem.endswith("no permission") for problem in problems] == [True]
 
 
-def test_a_root_that_was_set_is_for_all(environ: dict[str, str]) -> None:
+def test_configured_root_is_the_only_one(environ: dict[str, str]) -> None:
     roots, problems = roots_of_users({**environ, "HOPSGPU_ROOT": "hdfs://lake/shared"})
     assert ([root.url for root in roots], problems) == (["hdfs://lake/shared"], [])
 
 
-def test_a_session_has_its_root(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_of_the_session_is_the_only_one(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     conf = {"spark.hopsgpu.root": "hdfs://lake/team"}
     context = SimpleNamespace(getConf=lambda: conf)
     pyspark = SimpleNamespace(SparkContext=SimpleNamespace(_active_spark_context=context))
@@ -74,7 +76,7 @@ def test_a_session_has_its_root(environ: dict[str, str], monkeypatch: pytest.Mon
     assert session_root(environ) == "hdfs://lake/team"
 
 
-def test_without_a_session_the_root_is_the_one_that_a_session_would_use(
+def test_root_without_a_session_is_that_of_a_new_session(
     environ: dict[str, str],
 ) -> None:
     assert session_root(environ) == "hdfs://lake:8020/user/alice/hopsgpu"
@@ -90,8 +92,8 @@ def test_a_machine_without_a_cluster_has_one_root(
     assert [root.url for root in roots] == [f"file://{tmp_path}/hopsgpu"]
 
 
-def test_named_roots_are_those(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lake_root, "roots_of_users", lambda environ: pytest.fail("not asked for"))
+def test_given_roots_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lake_root, "roots_of_users", lambda environ: pytest.fail("read"))
     roots, _ = given_roots(["file:///a", "file:///b/", "file:///a"])
     assert [root.url for root in roots] == ["file:///a", "file:///b"]
     assert given_roots("file:///a")[0] == [LakePath("file:///a")]
@@ -99,5 +101,5 @@ def test_named_roots_are_those(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("root", [[], 7, [None], {"file:///a"}])
 def test_other_roots_are_refused(root: object) -> None:
-    with pytest.raises(ConfigError, match="root=.*: must be the URL of a directory"):
+    with pytest.raises(ConfigError, match="root="):
         given_roots(root)  # type: ignore[arg-type]

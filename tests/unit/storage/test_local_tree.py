@@ -1,4 +1,4 @@
-"""What lies below a directory: all of it, or an error that names what cannot be copied."""
+"""The files below a directory: all of them, or an error that names the refused one."""
 
 from __future__ import annotations
 
@@ -33,39 +33,37 @@ def test_links_are_followed(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "to", "said"),
+    ("name", "to", "why"),
     [
-        ("nowhere", "absent", "neither a file nor a directory, but a broken link"),
-        ("itself", "itself", "neither a file nor a directory"),
-        ("b/back", "..", "a link to .*/root, which contains it; remove the link"),
-        ("b/empty/around", "../../b", "a link to .*/root/b, which contains it"),
-        ("outer", "../..", "a link to .*, which contains it"),
+        ("nowhere", "absent", "broken link"),
+        ("itself", "itself", "neither"),
+        ("b/back", "..", "/root, "),
+        ("b/empty/around", "../../b", "/root/b, "),
+        ("outer", "../..", "a link to "),
     ],
 )
-def test_links_that_lead_nowhere_or_back_are_refused(
-    root: Path, name: str, to: str, said: str
-) -> None:
+def test_broken_and_circular_links_are_refused(root: Path, name: str, to: str, why: str) -> None:
     (root / name).symlink_to(to)
     for refused in (files_below, publication.files_of, checkpoints.files_of):
-        with pytest.raises(ConfigError, match=f"cannot upload .*/{name}: it is {said}"):
+        with pytest.raises(ConfigError, match=f"/{name}: .*{why}"):
             refused(root)
 
 
-def test_two_links_that_lead_to_each_other_are_refused(root: Path) -> None:
+def test_two_links_to_each_other_are_refused(root: Path) -> None:
     (root / "c").mkdir()
     (root / "b" / "c").symlink_to(root / "c")
     (root / "c" / "b").symlink_to(root / "b")
-    with pytest.raises(ConfigError, match="which contains it"):
+    with pytest.raises(ConfigError, match="/b/c"):
         files_below(root)
 
 
-def test_a_pipe_is_refused(root: Path) -> None:
+def test_pipe_is_refused(root: Path) -> None:
     os.mkfifo(root / "b" / "pipe")
-    with pytest.raises(ConfigError, match="cannot upload .*/b/pipe: it is neither a file"):
+    with pytest.raises(ConfigError, match="/b/pipe: "):
         files_below(root)
 
 
-def test_names_that_do_not_survive_are_refused(root: Path) -> None:
+def test_invalid_names_are_refused(root: Path) -> None:
     (root / "b" / "what?").touch()
     with pytest.raises(ConfigError, match=r"what\?"):
         files_below(root)
@@ -73,7 +71,7 @@ def test_names_that_do_not_survive_are_refused(root: Path) -> None:
 
 def test_two_files_of_one_name_are_refused(root: Path, tmp_path: Path) -> None:
     (root / "b" / "ü").touch()
-    with pytest.raises(ConfigError, match="two files have the name 'b/ü' after Unicode"):
+    with pytest.raises(ConfigError, match="'b/ü'"):
         files_below(root)
     (root / "b" / "ü").unlink()
     (tmp_path / "elsewhere").mkdir()
@@ -81,28 +79,28 @@ def test_two_files_of_one_name_are_refused(root: Path, tmp_path: Path) -> None:
         directory.mkdir(exist_ok=True)
         (directory / "a").write_text(directory.name)
     (root / "e\u0301").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="two files have the name 'é/a'"):
+    with pytest.raises(ConfigError, match="'é/a'"):
         files_below(root)
 
 
-def test_a_file_and_a_directory_of_one_name_are_refused(root: Path) -> None:
+def test_file_and_directory_of_one_name_are_refused(root: Path) -> None:
     (root / "b" / "é").mkdir()
     (root / "b" / "é" / "a").touch()
     (root / "b" / "e\u0301").touch()
-    with pytest.raises(ConfigError, match="a file and a directory have the name 'b/é'"):
+    with pytest.raises(ConfigError, match="'b/é'"):
         files_below(root)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "manifest.json/a"])
-def test_the_manifests_name_is_not_to_be_had(root: Path, name: str) -> None:
+def test_name_of_the_manifest_is_reserved(root: Path, name: str) -> None:
     (root / name).parent.mkdir(exist_ok=True)
     (root / name).touch()
-    with pytest.raises(StoreError, match="reserved for hopsgpu"):
+    with pytest.raises(StoreError, match="manifest.json"):
         publication.files_of(root)
 
 
-def test_what_cannot_be_looked_at_is_told_by_its_name(tmp_path: Path) -> None:
+def test_entry_that_cannot_be_inspected_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     (tmp_path / "odd").symlink_to("x" * 300)
-    with pytest.raises(ConfigError, match=r"cannot read .*/odd, so files may be missing"):
+    with pytest.raises(ConfigError, match="/odd"):
         files_below(tmp_path)

@@ -1,8 +1,9 @@
-"""Trying again: bounded, spread, and given up where nobody waits."""
+"""Retries: bounded, with jitter, and ended by a stop."""
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
 
 import pytest
@@ -29,7 +30,7 @@ class Clock(threading.Event):
         return self.is_set()
 
 
-def patience(clock: Clock, seconds: float = 60.0) -> RetryLimits:
+def limits(clock: Clock, seconds: float = 60.0) -> RetryLimits:
     return RetryLimits(seconds, clock=clock, jitter=lambda: 0.5, stop=clock)
 
 
@@ -37,19 +38,19 @@ def unreachable(number: int) -> str:
     raise OSError("Connection refused (os error 111)")
 
 
-def test_what_works_is_done_once() -> None:
+def test_success_is_not_repeated() -> None:
     clock = Clock()
-    assert patience(clock)("read", "hdfs://n/x", lambda number: number) == 0
+    assert limits(clock)("read", "hdfs://n/x", lambda number: number) == 0
     assert clock.pauses == []
 
 
-def test_what_works_later_is_returned() -> None:
+def test_result_of_a_later_attempt_is_returned() -> None:
     clock = Clock()
 
     def attempt(number: int) -> int:
         return number if number == 3 else int(unreachable(number))
 
-    assert patience(clock)("read", "hdfs://n/x", attempt) == 3
+    assert limits(clock)("read", "hdfs://n/x", attempt) == 3
     assert clock.pauses == [0.2, 0.4, 0.8]
 
 
@@ -60,34 +61,32 @@ def test_each_retry_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) 
     def attempt(number: int) -> int:
         return number if number == 1 else int(unreachable(number))
 
-    assert patience(clock)("read", "hdfs://n/x", attempt) == 1
-    assert caplog.messages == [
-        "attempt 1 to read hdfs://n/x failed: tries again in 0.2 s"
-        " (Connection refused (os error 111))",
-        "attempt 2 to read hdfs://n/x succeeded",
-    ]
+    assert limits(clock)("read", "hdfs://n/x", attempt) == 1
+    failed, succeeded = caplog.messages
+    assert re.match(r"attempt 1 .*hdfs://n/x .* 0.2 s .*os error 111", failed)
+    assert re.match(r"attempt 2 .*hdfs://n/x ", succeeded)
     with pytest.raises(StoreError):
-        patience(clock, 1.0)("read", "hdfs://n/x", unreachable)
-    assert caplog.messages[-1].startswith("attempt 3 to read hdfs://n/x failed after 1 s: gives up")
+        limits(clock, 1.0)("read", "hdfs://n/x", unreachable)
+    assert re.match(r"attempt 3 .*hdfs://n/x .* 1 s", caplog.messages[-1])
 
 
-def test_what_is_done_at_once_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_success_at_the_first_attempt_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "hopsgpu")
-    assert patience(Clock())("read", "hdfs://n/x", lambda number: number) == 0
+    assert limits(Clock())("read", "hdfs://n/x", lambda number: number) == 0
     assert caplog.messages == []
 
 
-def test_it_ends_within_its_time() -> None:
+def test_retries_end_within_their_time() -> None:
     clock = Clock()
-    with pytest.raises(StoreError, match=r"cannot read hdfs://n/x: Connection .*for 5\d s") as told:
-        patience(clock)("read", "hdfs://n/x", unreachable)
-    assert told.value.kind == "unreachable"
+    with pytest.raises(StoreError, match=r"hdfs://n/x: Connection .* 5\d s") as raised:
+        limits(clock)("read", "hdfs://n/x", unreachable)
+    assert raised.value.kind == "unreachable"
     assert 50 < clock.now <= 60
     assert max(clock.pauses) == 5.0
 
 
-def test_an_attempt_that_took_long_is_not_the_last() -> None:
-    """A connection that broke after minutes, or that was only given up after them."""
+def test_long_attempt_is_not_the_last() -> None:
+    """A connection may break, or be abandoned, only after minutes."""
     clock = Clock()
     ends: list[float] = []
 
@@ -96,32 +95,32 @@ def test_an_attempt_that_took_long_is_not_the_last() -> None:
         ends.append(clock.now)
         unreachable(number)
 
-    with pytest.raises(StoreError, match=r"\(tried for 1200 s\)"):
-        patience(clock)("read", "hdfs://n/x", attempt)
+    with pytest.raises(StoreError, match="1200 s"):
+        limits(clock)("read", "hdfs://n/x", attempt)
     assert ends == [600, 1200.2]
 
 
-def test_what_cannot_help_is_not_tried() -> None:
+def test_permanent_error_is_not_retried() -> None:
     clock = Clock()
 
     def attempt(number: int) -> None:
         raise PermissionError(13, "Permission denied", "/x")
 
-    with pytest.raises(StoreError, match="cannot write file:///x: Permission denied; ask") as told:
-        patience(clock)("write", "file:///x", attempt)
-    assert told.value.kind == "permission"
+    with pytest.raises(StoreError, match="file:///x: Permission denied") as raised:
+        limits(clock)("write", "file:///x", attempt)
+    assert raised.value.kind == "permission"
     assert clock.pauses == []
 
 
-def test_our_own_mistakes_are_not_retold() -> None:
+def test_programming_errors_are_raised_unchanged() -> None:
     def attempt(number: int) -> None:
         raise TypeError("ours")
 
     with pytest.raises(TypeError):
-        patience(Clock())("write", "file:///x", attempt)
+        limits(Clock())("write", "file:///x", attempt)
 
 
-def test_it_ends_where_nobody_waits() -> None:
+def test_stop_ends_the_retries() -> None:
     clock = Clock()
 
     def attempt(number: int) -> None:
@@ -130,5 +129,5 @@ def test_it_ends_where_nobody_waits() -> None:
         unreachable(number)
 
     with pytest.raises(Cancelled):
-        patience(clock)("write", "hdfs://n/x", attempt)
+        limits(clock)("write", "hdfs://n/x", attempt)
     assert len(clock.pauses) == 3

@@ -30,8 +30,8 @@ def test_a_transfer_is_logged_with_its_bytes_and_rate(
     lake = LakePath(f"file://{tmp_path}/lake")
     facts = upload_files({"a": source, "b": source}, lake)
     begin, end = caplog.messages
-    assert begin == f"upload to {lake.url}: begins, 2 files, 20 bytes"
-    assert end.startswith(f"upload to {lake.url}: complete, 2 files, 20 bytes in 0.")
+    assert begin.endswith(f"{lake.url}: begins, 2 files, 20 bytes")
+    assert f"{lake.url}: complete, 2 files, 20 bytes" in end
     assert end.endswith(" MiB/s)")
     caplog.clear()
     download_files(facts, lake, tmp_path / "copy")
@@ -62,4 +62,5 @@ def test_a_transfer_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptu
     lake = LakePath(f"file://{tmp_path}/lake")
     with pytest.raises(StoreError):
         check_files({"absent": FileFacts(1, "")}, lake)
-    assert caplog.messages == [f"check of {lake.url}: ended after 0.0 s by StoreError"]
+    (message,) = caplog.messages
+    assert f"{lake.url}: " in message and "StoreError" in message

@@ -140,12 +140,11 @@ def test_two_drivers_on_one_study_are_noticed(open_session: Callable[..., Sessio
         other.journal.follow()
 
 
-def test_a_backlog_that_came_in_part_comes_whole(
+def test_backlog_is_completed_after_a_refused_append(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hopsgpu.tuning.journal._CHUNK", 8)
     target = LakePath(f"file://{tmp_path}/journal.log")
-    journal = Journal(target)
+    journal = Journal(target, chunk_bytes=8)
     journal.append_logs([{"n": 0}])
     journal.follow()
     journal.append_logs([{"n": number} for number in range(1, 5)])
@@ -167,7 +166,7 @@ def test_a_backlog_that_came_in_part_comes_whole(
 def test_what_is_no_journal_is_refused_with_the_line(tmp_path: Path) -> None:
     content = b'{"op_code":0}\nnot this\nnor this'
     (tmp_path / "journal.log").write_bytes(content)
-    with pytest.raises(StoreError, match="line 2 is b'not this'"):
+    with pytest.raises(StoreError, match="line 2 .*b'not this'"):
         Journal(LakePath(f"file://{tmp_path}/journal.log"))
     assert (tmp_path / "journal.log").read_bytes() == content
 
@@ -369,11 +368,11 @@ def test_samplers_and_pruners_are_optunas() -> None:
     space = {"x": FLOAT(0.0, 1.0)}
     own = optuna.samplers.RandomSampler(seed=3)
     assert spaces.sampler_of(own, space, None) is own
-    with pytest.raises(ConfigError, match="to the sampler itself"):
+    with pytest.raises(ConfigError, match="sampler itself"):
         spaces.sampler_of(own, space, 3)
     with pytest.raises(ConfigError, match="'cmaes'"):
         spaces.sampler_of("annealing", space, None)
-    with pytest.raises(ConfigError, match="give it a step"):
+    with pytest.raises(ConfigError, match="a step"):
         spaces.sampler_of("grid", space, None)
     assert isinstance(spaces.pruner_of("asha"), optuna.pruners.SuccessiveHalvingPruner)
     assert isinstance(spaces.pruner_of(None), optuna.pruners.NopPruner)
