@@ -16,6 +16,7 @@ from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Exclusions, GangExecutor
+from hopsgpu.core.wait_reasons import WaitReason
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.units import count_of
 
@@ -64,8 +65,8 @@ class ElasticAllocator(ABC):
 
     @property
     @abstractmethod
-    def wait_reason(self) -> str:
-        """Return why more executors have not arrived; "" if no more are requested."""
+    def wait_reason(self) -> WaitReason:
+        """Return why more executors have not arrived; `NO_WAIT` if no more are requested."""
 
     @abstractmethod
     def set_wanted(self, executors: int, at_once: int, *, least: int = 1) -> None:

@@ -21,6 +21,7 @@ from hopsgpu.core.gang import (
 )
 from hopsgpu.core.rank_requirements import DATA
 from hopsgpu.core.spec import ExecutorShape, LaunchPlan
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
 from hopsgpu.errors import Cancelled, GangTimeout
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.units import count_of
@@ -34,7 +35,7 @@ _SHOWN = 5
 class Watcher(Protocol):
     """Receives the events of an acquisition."""
 
-    def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
+    def state(self, state: GangState, hosts: Sequence[str], why: WaitReason = NO_WAIT) -> None:
         """Report the state and the hosts granted so far; called repeatedly while waiting."""
 
     def mark(self, point: str) -> None:
@@ -114,7 +115,7 @@ class AcquisitionClock:
         self._began = time.monotonic() if since is None else since
         timeout = request.plan.spec.acquire_timeout
         self._deadline = None if timeout is None else self._began + timeout
-        self._why = "nothing yet"
+        self._why = WaitReason("Nothing yet")
         self._parked_reasons: set[str] = set()
         self._earlier_failures = ""
 
@@ -126,13 +127,14 @@ class AcquisitionClock:
         """Record which executors ended before a partial release, for all later reports."""
         self._earlier_failures = remark
 
-    def report(self, hosts: Sequence[str], why: str) -> None:
-        if self._earlier_failures and "ended unexpectedly" not in why:
-            why = f"{why}; before that, {self._earlier_failures}"
-        earlier = sorted(reason for reason in self._parked_reasons if reason not in why)
+    def report(self, hosts: Sequence[str], why: WaitReason) -> None:
+        text = str(why)
+        if self._earlier_failures and "ended unexpectedly" not in text:
+            why = why.with_details(f"before that, {self._earlier_failures}")
+        earlier = sorted(reason for reason in self._parked_reasons if reason not in text)
         if earlier:
             more = f" and {len(earlier) - _SHOWN} more" if len(earlier) > _SHOWN else ""
-            why = f"{why}; parked before: {', '.join(earlier[:_SHOWN])}{more}"
+            why = why.with_details(f"parked before: {', '.join(earlier[:_SHOWN])}{more}")
         if why != self._why:
             waited = time.monotonic() - self._began
             log.debug("%s: has waited %.1f s, and waits for: %s", self._request.run_id, waited, why)

@@ -197,19 +197,30 @@ class QueueFile:
 
 
 @dataclass(frozen=True)
+class TurnHolder:
+    """The gang that asks YARN; its application is "" if it is unknown."""
+
+    application: str
+    user: str
+
+    def __str__(self) -> str:
+        return f"{self.application or 'a gang'} of {self.user}"
+
+
+@dataclass(frozen=True)
 class QueueSnapshot:
     """The gangs that wait, the gang that has the turn, and the offers of elastic gangs.
 
     Attributes:
         tickets: the live tickets with their owners, in order.
         generation: the highest generation of all turns; 0 if there has been no turn.
-        turn_holder: who has the turn, in words; None if the turn is free.
+        turn_holder: who has the turn; None if the turn is free.
         offers: the live offers with their owners.
     """
 
     tickets: Sequence[tuple[Ticket, str]]
     generation: int
-    turn_holder: str | None
+    turn_holder: TurnHolder | None
     offers: tuple[tuple[Offer, str], ...] = ()
 
     @property
@@ -251,7 +262,7 @@ def read_queue(files: Iterable[QueueFile], now: int) -> QueueSnapshot:
     generation = max(turns, default=0)
     holder = None
     if generation % 2 and turns[generation].modified >= oldest:
-        holder = f"{applications.get(generation, 'a gang')} of {turns[generation].owner}"
+        holder = TurnHolder(applications.get(generation, ""), turns[generation].owner)
     tickets.sort(key=lambda pair: pair[0].order)
     offers.sort(key=lambda pair: pair[0].id)
     return QueueSnapshot(tuple(_live_tickets(tickets, now)), generation, holder, tuple(offers))
@@ -366,19 +377,37 @@ def stale_files(files: Iterable[QueueFile], owner: str, now: int) -> tuple[str, 
 
 
 @dataclass(frozen=True)
+class GangsAhead:
+    """The gangs that are served before another one.
+
+    Attributes:
+        count: number of gangs ahead.
+        first: ticket of the first of them that may not be passed.
+        user: owner of that ticket.
+    """
+
+    count: int
+    first: Ticket
+    user: str
+
+
+@dataclass(frozen=True)
 class TurnDecision:
     """A decision whether to ask YARN now.
 
     Attributes:
         may_take: whether the gang may take the turn.
-        reason: what the gang waits for in the queue; "" if it does not wait for other gangs.
+        obstacle: for whom the gang waits in the queue: the gang that asks YARN, or gangs ahead;
+            None if it does not wait for other gangs, or does not know for which.
         is_behind: whether gangs ahead are served first; None while another gang asks YARN, because
             that gang has no ticket in the queue.
+        problem: why the queue could not be read; "" if it was.
     """
 
     may_take: bool
-    reason: str = ""
+    obstacle: TurnHolder | GangsAhead | None = None
     is_behind: bool | None = False
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -445,19 +474,11 @@ def decide_turn(
             add nodes for it.
     """
     if queue.turn_holder is not None:
-        reason = f"another gang's turn: {queue.turn_holder} asks YARN for its executors"
-        return TurnDecision(False, reason, is_behind=None)
+        return TurnDecision(False, queue.turn_holder, is_behind=None)
     ahead = queue.ahead_of(candidate.ticket)
     blocking = (pair for pair in ahead if not _may_pass(candidate, *pair, node_gpus))
     if (pair := next(blocking, None)) is not None:
-        first, user = pair
-        return TurnDecision(
-            False,
-            f"another gang's turn: {count_of(len(ahead), 'gang')} ahead of this one; the first is"
-            f" of {first.application} of {user}"
-            f" ({first.executors} x {count_of(first.gpus, 'GPU')})",
-            is_behind=True,
-        )
+        return TurnDecision(False, GangsAhead(len(ahead), *pair), is_behind=True)
     return TurnDecision(candidate.ticket.bound is Bound.NONE or is_probe)
 
 

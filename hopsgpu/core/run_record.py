@@ -240,6 +240,7 @@ class RunRecord:
     failure: FailureRecord | None = field(default=None, metadata=OMITTED_DEFAULT)
     call: CallRecord | None = field(default=None, metadata=OMITTED_DEFAULT)
     waiting_for: str = ""
+    waiting_details: tuple[str, ...] = field(default=(), metadata=OMITTED_DEFAULT)
     waits: tuple[Wait, ...] = field(default=(), metadata=OMITTED_DEFAULT)
     model: str | None = None
     data: Mapping[str, DataRecord] | None = None

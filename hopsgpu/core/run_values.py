@@ -253,7 +253,7 @@ class RunStatus:
         granted: executors that have arrived.
         wanted: executors that the gang needs; for an elastic gang, those that it wants at present.
         granted_hosts: host of each executor that has arrived.
-        waiting_for: why the run waits, in words with numbers; "" if it does not wait.
+        waiting_for: why the run waits, as one sentence; "" if it does not wait.
         elapsed: seconds since it was submitted.
         ranks: reports of the ranks that have ended.
         failed_rank: the rank that failed first and ended the run; or None.
@@ -267,6 +267,7 @@ class RunStatus:
         queue: its YARN queue; "" without YARN.
         model: the published version, or None.
         value: rank 0's value once the run has succeeded; else None.
+        waiting_details: further phrases about `waiting_for`, the most useful first.
     """
 
     __module__ = "hopsgpu.types"
@@ -291,3 +292,4 @@ class RunStatus:
     model: Published | None = None
     # Values of any type: comparisons and reprs of statuses must neither be slow nor fail.
     value: Any = field(default=None, compare=False, repr=False)
+    waiting_details: tuple[str, ...] = ()

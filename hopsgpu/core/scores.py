@@ -51,12 +51,12 @@ class ScoreStatus:
         executors: executors that have arrived.
         most: largest number of executors that the score would use now.
         gpus: GPUs of an executor; 0 on CPUs.
-        waiting_for: why the score has no more executors, in words with numbers; "" if it wants no
-            more.
+        waiting_for: why the score has no more executors, as one sentence; "" if it wants no more.
         moments: GPUs held and used over time.
         gpu_seconds: how the GPU time has been spent so far; `training` is that of scoring.
         application: ID of the Spark application.
         queue: its YARN queue; "" without YARN.
+        waiting_details: further phrases about `waiting_for`, the most useful first.
     """
 
     __module__ = "hopsgpu.types"
@@ -79,6 +79,7 @@ class ScoreStatus:
     gpu_seconds: GpuSeconds = GpuSeconds()
     application: str = ""
     queue: str = ""
+    waiting_details: tuple[str, ...] = ()
 
     @property
     def attempt(self) -> int:

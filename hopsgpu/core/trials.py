@@ -122,8 +122,7 @@ class SearchStatus:
         most: largest number of executors that the search would use now.
         gpus: GPUs of an executor; 0 on CPUs.
         workers: ranks of a trial.
-        waiting_for: why the search has no more executors, in words with numbers; "" if it wants no
-            more.
+        waiting_for: why the search has no more executors, as one sentence; "" if it wants no more.
         direction: "minimize" or "maximize".
         metric: name of the metric that is optimised, or None.
         best: the best trial so far, or None.
@@ -135,6 +134,7 @@ class SearchStatus:
         gpu_seconds: how the GPU time has been spent so far; `training` is that of the trials.
         application: ID of the Spark application.
         queue: its YARN queue; "" without YARN.
+        waiting_details: further phrases about `waiting_for`, the most useful first.
     """
 
     __module__ = "hopsgpu.types"
@@ -161,6 +161,7 @@ class SearchStatus:
     gpu_seconds: GpuSeconds = GpuSeconds()
     application: str = ""
     queue: str = ""
+    waiting_details: tuple[str, ...] = ()
 
     @property
     def attempt(self) -> int:

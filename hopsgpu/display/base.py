@@ -26,6 +26,12 @@ class Status(Protocol):
     @property
     def elapsed(self) -> float: ...
 
+    @property
+    def application(self) -> str: ...
+
+    @property
+    def queue(self) -> str: ...
+
 
 # S: a status. W: the writer of a line; for a run, this is the number of a rank.
 S = TypeVar("S", bound=Status)
@@ -83,6 +89,8 @@ class CallbackDisplay(Generic[S]):
 class PlainLines(Generic[S, W]):
     """Plain lines: the ranks' output on stdout, and the progress on stderr.
 
+    The first line about a run on YARN has its application and queue.
+
     A run waits for a reader who has stopped reading no longer than `NonblockingWriter` does.
     """
 
@@ -98,10 +106,15 @@ class PlainLines(Generic[S, W]):
         self._err = err
         self._clock = clock
         self._outlet = NonblockingWriter()
+        self._is_begun = False
 
     def status(self, status: S) -> None:
         begin = f"hopsgpu {status.run_id} {status.elapsed:6.1f} s: "
-        lines = "".join(f"{begin}{text}\n" for text in self._formatter.news(status, self._clock()))
+        texts = [*self._formatter.news(status, self._clock())]
+        if texts and status.queue and not self._is_begun:
+            self._is_begun = True
+            texts.insert(0, f"{status.application} in queue {status.queue}")
+        lines = "".join(f"{begin}{text}\n" for text in texts)
         if lines:
             err = self._err or sys.stderr
             self._outlet.write(err, _encodable(lines, err))

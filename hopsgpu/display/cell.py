@@ -15,7 +15,7 @@ from hopsgpu.display.cards import world_bars, worlds
 from hopsgpu.display.charts import SHARES, bars_image, lines_image
 from hopsgpu.display.phrases import NOT_TRAINING
 from hopsgpu.display.picture import SHOWN_RANKS, LogTail, Picture, Row
-from hopsgpu.display.run_facts import RunView
+from hopsgpu.display.run_facts import NOW, RunView
 from hopsgpu.display.subjects import status_view
 
 # A fixed width, whatever the values are: plots that move four times a second are unreadable.
@@ -76,7 +76,7 @@ def summary(picture: Picture) -> str:
     details, between = view.details
     plots = (f"{plot.name} {phrases.metric_summary(plot)}" for plot in picture.plots)
     more = (*view.results, view.phrase(NOT_TRAINING))
-    texts = [state, *facts, between.join(details), *more, *plots]
+    texts = [state, *facts, view.phrase(NOW), between.join(details), *more, *plots]
     return f"hopsgpu {view.run_id} {elapsed}: {'; '.join(text for text in texts if text)}"
 
 
@@ -115,7 +115,12 @@ def heading(view: RunView) -> Iterable[Html]:
     text = " · ".join(facts)
     kind = Html(sign + html.escape(f" {view.run_id}"))
     yield html.title(kind, state, f"· {text}" if text else "")
-    for line in (between.join(details), *view.results, view.phrase(NOT_TRAINING)):
+    if view.phrase(NOW):
+        yield html.element("div", view.phrase(NOW))
+    if details:
+        style = {"style": "font-size:12px;opacity:.7"} if view.phrase(NOW) else {}
+        yield html.element("div", between.join(details), **style)
+    for line in (*view.results, view.phrase(NOT_TRAINING)):
         if line:
             yield html.element("div", line)
 

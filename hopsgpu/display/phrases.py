@@ -220,6 +220,17 @@ def whole_log(run_id: str) -> str:
     return f"whole logs: hopsgpu logs {run_id}"
 
 
+class WaitDetails:
+    """The details of why a run waits, for the line below the sentence; the same ones once."""
+
+    def __init__(self) -> None:
+        self._reported: Sequence[str] = ()
+
+    def lines(self, details: Sequence[str]) -> list[str]:
+        is_new, self._reported = details != self._reported, details
+        return [f"  {'; '.join(details)}"] if details and is_new else []
+
+
 class ReportSchedule:
     """Decides when plain lines report a status again.
 

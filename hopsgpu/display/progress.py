@@ -44,6 +44,7 @@ class _RunFormatter:
         self._state = ""
         self._last = ""
         self._reported_at = float("-inf")
+        self._details = phrases.WaitDetails()
 
     def news(self, status: RunStatus, now: float) -> Iterable[str]:
         text = describe(status)
@@ -53,9 +54,10 @@ class _RunFormatter:
         if not is_news and now - self._reported_at < _REPEAT_SECONDS:
             return []
         self._state, self._last, self._reported_at = status.state, text, now
+        details = self._details.lines(status.waiting_details)
         results = status_view(status, status.elapsed).results
         more = filter(None, [phrases.not_training(status)])
-        return [text, *_worlds(status), *results, *more]
+        return [text, *details, *_worlds(status), *results, *more]
 
     def label(self, rank: int, host: str) -> str:
         return f"rank {rank} {host}"
@@ -91,18 +93,15 @@ class ShieldedSearch:
 
 
 def describe(status: RunStatus) -> str:
-    """Return a status in one line."""
-    why = f"; {status.waiting_for}" if status.waiting_for else ""
+    """Return a status in one line; the details of why it waits are left out."""
+    why = status.waiting_for
     if status.state in ("requested", "waiting"):
+        for_ranks = "" if status.sizes is None else f" for {phrases.sizes(status.sizes)}"
         hosts = f" ({', '.join(status.granted_hosts)})" if status.granted_hosts else ""
-        if status.sizes is not None:
-            verb = "is" if status.granted == 1 else "are"
-            arrived = f"{count_of(status.granted, 'executor')} {verb} here{hosts}"
-            return f"waiting for {phrases.sizes(status.sizes)}: {arrived}{why}"
         gang = f"{count_of(status.wanted, 'executor')} {'is' if status.wanted == 1 else 'are'}"
-        return f"waiting: {status.granted} of {gang} here{hosts}{why}"
+        return f"waiting{for_ranks}: {why or f'{status.granted} of {gang} here{hosts}'}"
     if status.state == "preparing":
-        return status.waiting_for
+        return why or status.state
     which = phrases.attempt(status)
     again = f" ({which})" if which else ""
     if status.state in ("granted", "ready"):
@@ -110,9 +109,10 @@ def describe(status: RunStatus) -> str:
         executors = status.wanted if status.sizes is None else status.granted
         return f"{status.state}: {count_of(executors, 'executor')} on {hosts}{again}"
     if status.state == "starting":
-        return f"starting ranks{again}{f': {status.waiting_for}' if status.waiting_for else ''}"
+        return f"{why or 'starting ranks'}{again}"
     if status.state == "running":
-        return f"running{again}{_last_report(status)}{'' if status.sizes is None else why}"
+        outlook = f"; {why}" if why and status.sizes is not None else ""
+        return f"running{again}{_last_report(status)}{outlook}"
     lasted = ", ".join(f"{word} {took:.1f} s" for word, took in status.timeline.phases())
     if GangState(status.state) in ENDS and lasted:
         return f"{status.state}: {lasted}"

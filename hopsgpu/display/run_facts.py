@@ -23,10 +23,10 @@ GOOD, BAD, WARNING, STRONG, PLAIN = "good", "bad", "warning", "strong", ""
 TONES = {"succeeded": GOOD, COMPLETE: GOOD, "failed": BAD, LOST: BAD, "unreadable": BAD}
 TONES |= {"cancelled": WARNING, PRUNED: WARNING}
 # Names of facts that renderers place apart from the others.
-RUN, WAITS_FOR, TIME, GPU_SECONDS = "run", "waits for", "time", "GPU seconds"
+RUN, NOW, DETAILS, TIME, GPU_SECONDS = "run", "now", "details", "time", "GPU seconds"
 BEST, MODEL, VALUE = "best", "model", "value"
 _RESULTS = (BEST, MODEL, VALUE)
-_APART = (RUN, WAITS_FOR, TIME, GPU_SECONDS, NOT_TRAINING, *_RESULTS)
+_APART = (RUN, NOW, DETAILS, TIME, GPU_SECONDS, NOT_TRAINING, *_RESULTS)
 _FIRST = ("state", "took")
 # The remedy of what ended these runs is another.
 _WITHOUT_ADVICE = ("failed", "cancelled", LOST)
@@ -111,6 +111,7 @@ class RunSubject:
         held: executors that are here, in words.
         model: URL of the version that it published; or None.
         value: rank 0's value in words.
+        waiting_for: why it waits, as one sentence; "" if it does not wait.
         left_out: number of entries by name that the record lacks.
     """
 
@@ -132,6 +133,7 @@ class RunSubject:
     directory: str = ""
     environment: str = ""
     waiting_for: str = ""
+    waiting_details: tuple[str, ...] = ()
     data: Mapping[str, DataRecord] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
     search: SearchSubject | None = None
@@ -180,10 +182,10 @@ class RunView:
 
     @property
     def details(self) -> tuple[list[str], str]:
-        """Return why the run waits, or the durations of its phases, with their separator."""
-        waits, time = self.phrase(WAITS_FOR), self.phrase(TIME)
-        between = "; " if waits else ", "
-        return [*filter(None, (waits or time).split(between))], between
+        """Return details of why the run waits, or its phases' durations, with their separator."""
+        details, time = self.phrase(DETAILS), self.phrase(TIME)
+        between = "; " if details else ", "
+        return [*filter(None, (details or time).split(between))], between
 
 
 def view_of(subject: RunSubject, resource_manager: str = "") -> RunView:
@@ -229,7 +231,8 @@ def _general_facts(subject: RunSubject, resource_manager: str) -> Iterator[RunFa
     yield RunFact(VALUE, subject.value, phrase=f"value of rank 0: {subject.value}")
     yield RunFact("directory", subject.directory)
     yield RunFact("environment", subject.environment)
-    yield RunFact(WAITS_FOR, subject.waiting_for)
+    yield RunFact(NOW, subject.waiting_for)
+    yield RunFact(DETAILS, "; ".join(subject.waiting_details))
     for name, data in subject.data.items():
         removed = "" if data.kept else ", removed at the end of the run"
         text = f"{count_of(data.rows, 'row')}, {size(data.bytes)} of {data.url}{removed}"

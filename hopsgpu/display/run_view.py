@@ -80,6 +80,7 @@ class RunSummary:
     model: str = ""
     error: str = ""
     waiting_for: str = ""
+    waiting_details: tuple[str, ...] = ()
     kind: str = "gang"
 
 
@@ -110,6 +111,7 @@ def summary_of(run: StoredRun, now: float, root: str = "") -> RunSummary:
         model=" ".join(model_of(record.model)),
         error=error,
         waiting_for=record.waiting_for if is_running else "",
+        waiting_details=record.waiting_details if is_running else (),
         kind=record.kind,
     )
 
@@ -342,6 +344,7 @@ def _subject_of(record: RunRecord, summary: RunSummary, url: str) -> RunSubject:
         directory=url,
         environment=f"{versions} on {host}" if host else versions,
         waiting_for=summary.waiting_for,
+        waiting_details=summary.waiting_details,
         data=record.data or {},
         left_out=record.left_out,
         search=None if search is None else _search_subject(search, record.left_out),

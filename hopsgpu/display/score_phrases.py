@@ -6,7 +6,14 @@ from collections.abc import Iterable
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.scores import ScoreStatus
-from hopsgpu.display.phrases import ReportSchedule, held_executors, not_training, seconds, state
+from hopsgpu.display.phrases import (
+    ReportSchedule,
+    WaitDetails,
+    held_executors,
+    not_training,
+    seconds,
+    state,
+)
 from hopsgpu.units import count_of
 
 
@@ -45,7 +52,7 @@ def summary(status: ScoreStatus) -> str:
         ]
     else:
         executors = held_executors(status) if status.most and status.state == "waiting" else ""
-        reasons = "; ".join(part for part in (executors, status.waiting_for) if part)
+        reasons = "; ".join(part for part in (status.waiting_for, executors) if part)
         return f"{state(status.state)}: {reasons}" if reasons else state(status.state)
     return "; ".join(part for part in parts if part).removesuffix(": ")
 
@@ -55,11 +62,13 @@ class ScoreFormatter:
 
     def __init__(self) -> None:
         self._schedule = ReportSchedule()
+        self._details = WaitDetails()
 
     def news(self, status: ScoreStatus, now: float) -> Iterable[str]:
         if not self._schedule.is_due(status.state, status.waiting_for, now):
             return []
-        return [*filter(None, [summary(status), not_training(status)])]
+        details = self._details.lines(status.waiting_details)
+        return [*filter(None, [summary(status), *details, not_training(status)])]
 
     def label(self, worker: int, host: str) -> str:
         return label(worker, host)

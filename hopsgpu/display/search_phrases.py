@@ -20,6 +20,7 @@ from hopsgpu.core.trials import (
 )
 from hopsgpu.display.phrases import (
     ReportSchedule,
+    WaitDetails,
     held_executors,
     not_training,
     seconds,
@@ -139,8 +140,8 @@ def summary(status: SearchStatus) -> str:
     else:
         executors = held_executors(status) if status.most and status.state == "waiting" else ""
         before = counts if status.ended else ""
-        begin = f"{state(status.state)}: {executors or before}"
-        parts = [begin, before if executors else "", status.waiting_for]
+        begin, *rest = [*filter(None, (status.waiting_for, executors, before)), ""]
+        parts = [f"{state(status.state)}: {begin}", *rest]
     return "; ".join(part for part in parts if part).removesuffix(": ")
 
 
@@ -152,6 +153,7 @@ class SearchFormatter:
 
     def __init__(self) -> None:
         self._schedule = ReportSchedule()
+        self._details = WaitDetails()
         self._ended: int | None = None
         self._reported: frozenset[int] = frozenset()
         self._workers = 1
@@ -160,7 +162,8 @@ class SearchFormatter:
         self._workers = status.workers
         lines = self._ends(status)
         if self._schedule.is_due(status.state, status.waiting_for, now):
-            lines += filter(None, [summary(status), not_training(status)])
+            details = self._details.lines(status.waiting_details)
+            lines += filter(None, [summary(status), *details, not_training(status)])
         return lines
 
     def _ends(self, status: SearchStatus) -> list[str]:

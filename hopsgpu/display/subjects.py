@@ -24,6 +24,7 @@ def status_view(status: RunStatus | SearchStatus | ScoreStatus, elapsed: float) 
         application=status.application,
         queue=status.queue,
         waiting_for="" if has_ended else status.waiting_for,
+        waiting_details=() if has_ended else status.waiting_details,
     )
     if has_ended:
         subject = replace(subject, gpu_seconds=status.gpu_seconds)

@@ -13,7 +13,7 @@ from hopsgpu.display import phrases
 from hopsgpu.display.charts import ASCII, BLOCKS, SHARES, sparkline
 from hopsgpu.display.phrases import NOT_TRAINING
 from hopsgpu.display.picture import LogTail, Picture, Row
-from hopsgpu.display.run_facts import RunView
+from hopsgpu.display.run_facts import NOW, RunView
 from hopsgpu.display.subjects import status_view
 from hopsgpu.display.tty import tty_of
 
@@ -195,11 +195,13 @@ def head(view: RunView, more: Sequence[str], shown: LineStyle, width: int) -> li
     line = shown(first)
     line.stylize(f"bold {_STYLES.get(view.state, 'cyan')}")
     room = max(width - len(_INDENT), 1)
+    now = [shown(f"{_INDENT}{text}") for text in textwrap.wrap(view.phrase(NOW), room)]
     results = [line for text in view.results for line in textwrap.wrap(text, room)]
     texts = [*results, *more, *textwrap.wrap(view.phrase(NOT_TRAINING), room)]
     return [
         line,
         *pack(rest, " - ", shown, width),
+        *now,
         *pack(*view.details, shown, width),
         *(shown(f"{_INDENT}{text}") for text in texts),
     ]

@@ -10,6 +10,7 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.core.trials import Moment
+from hopsgpu.core.wait_reasons import WaitReason
 from hopsgpu.executors.item_placement import PlacementTerms
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.gpu_accounting import GpuAccount
@@ -33,11 +34,11 @@ class ExecutorsBoard(StatusBoard):
     def on_executors_arrived(self, times: Sequence[float]) -> None:
         """Do nothing: executors arrive one by one, and `record_executors` records them."""
 
-    def record_executors(self, held: int, ready: int, most: int, why: str) -> None:
+    def record_executors(self, held: int, ready: int, most: int, why: WaitReason) -> None:
         """Record how many executors are held, are ready, and would be used now.
 
         Args:
-            why: why there are not more executors, or "".
+            why: why there are not more executors.
         """
         with self._lock:
             if held != self._held_count:

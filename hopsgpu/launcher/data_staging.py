@@ -15,6 +15,7 @@ from hopsgpu.backends.spark.dataframe_writer import WriteProgress, write_frame
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_record import DataRecord
 from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.core.wait_reasons import WaitReason, reading_footers, writing_data
 from hopsgpu.data.argument import DEFAULT_NAME, Data, Datasets
 from hopsgpu.data.position import Position, common_position
 from hopsgpu.data.rank_shards import MAX_SHARD_BYTES, RankShards
@@ -117,7 +118,7 @@ class StagedSources:
         log.debug("%s: writes %s to %s", self._board.run_id, label, self._urls[label])
 
         def report(written: WriteProgress) -> None:
-            self._report(f"writing {label}: {written}")
+            self._report(writing_data(label, written.ended, written.running, written.tasks))
 
         write_frame(
             self._application,
@@ -139,11 +140,9 @@ class StagedSources:
             if self._cancelled.is_set():
                 raise Cancelled(cancellation)
             if read_count % _REPORT_FILES == 0:
-                self._report(
-                    f"reading the footers of {label}: {read_count} of {count_of(files, 'file')}"
-                )
+                self._report(reading_footers(label, read_count, files))
 
-        self._report(f"reading the footers of {label}")
+        self._report(reading_footers(label))
         log.debug("%s: reads the footers of %s", self._board.run_id, label)
         # In a separate thread, because a lake that hangs would delay a cancellation for too long.
         reading = BoundedCall(
@@ -164,8 +163,8 @@ class StagedSources:
             )
         return source
 
-    def _report(self, text: str) -> None:
-        self._board.state(GangState.PREPARING, why=text)
+    def _report(self, why: WaitReason) -> None:
+        self._board.state(GangState.PREPARING, why=why)
 
     def _remove(self) -> None:
         # A cancelled run does not wait a minute for a lake that is unreachable.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_losses import RankLosses, split_gpu_seconds
 from hopsgpu.core.run_values import GpuSeconds, RunStatus, WorldReport
+from hopsgpu.core.wait_reasons import WaitReason
 from hopsgpu.display.progress import Shielded
 from hopsgpu.launcher.elastic_policy import WorldEnd
 from hopsgpu.runs.gang_result import GangResult
@@ -70,14 +71,14 @@ class ElasticBoard(GangBoard):
         """Do nothing: executors arrive one by one, and `record_executors` records them."""
 
     def record_executors(
-        self, held: int, hosts: Sequence[str], wanted: int, why: str, warming: int = 0
+        self, held: int, hosts: Sequence[str], wanted: int, why: WaitReason, warming: int = 0
     ) -> None:
         """Record the executors.
 
         Args:
             held: how many have arrived and are not known to be gone.
             wanted: how many the gang wants at present, those that are here included.
-            why: what it waits for, and what is to happen to the world soon, in words; or "".
+            why: what it waits for, and what is to happen to the world soon.
             warming: how many of those that are ready still import the frameworks.
         """
         with self._lock:

@@ -11,8 +11,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hopsgpu.core import wait_reasons
 from hopsgpu.core.gang import PART_SECONDS, backoff_seconds
-from hopsgpu.units import count_of
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
 
 # Wait of the first world for further executors after the latest arrival.
 SETTLE_SECONDS = 3.0
@@ -500,36 +501,26 @@ class ElasticPolicy:
         return usable, surplus
 
 
-def outlook(policy: ElasticPolicy, wanted: int, gpus: int, why: str) -> str:
-    """Return what an elastic gang waits for, and how it is about to be resized, in words; or "".
+def outlook(policy: ElasticPolicy, wanted: int, gpus: int, why: WaitReason) -> WaitReason:
+    """Return what an elastic gang waits for, and how it is about to be resized.
 
     Args:
         wanted: number of executors that it wants now, including those that have arrived.
-        why: why more executors have not arrived, or "".
+        why: why more executors have not arrived.
     """
     if not policy.world:
         if wanted == 0:
-            return "gave its executors back, because the others did not arrive; asks again soon"
+            return wait_reasons.gave_all_back()
         if not why and policy.warming_count:
-            warming = count_of(policy.warming_count, "executor")
-            return f"{warming} cannot start ranks yet: frameworks load"
+            return wait_reasons.loading_frameworks(policy.warming_count)
         return why
-    missing, parts = wanted - policy.executor_count, list[str]()
+    change = NO_WAIT
     if policy.stop_reason is not None:
-        is_growth = policy.stop_reason is WorldEnd.GREW
-        parts.append(f"the ranks start again as a {'larger' if is_growth else 'smaller'} world")
+        change = wait_reasons.resizing(is_growth=policy.stop_reason is WorldEnd.GREW)
     elif policy.giving_count:
-        offer = (
-            count_of(policy.giving_count * gpus, "GPU")
-            if gpus
-            else count_of(policy.giving_count, "executor")
-        )
-        parts.append(f"gives {offer} to waiting gangs at its next checkpoint")
+        change = wait_reasons.giving(policy.giving_count, gpus)
     elif policy.growing_count:
-        parts.append(
-            f"grows by {count_of(policy.growing_count, 'executor')} at its next checkpoint"
-        )
-    if missing > 0:
-        more = f"waits for {missing} more {'executor' if missing == 1 else 'executors'}"
-        parts.append(f"{more}: {why}" if why else more)
-    return "; ".join(parts)
+        change = wait_reasons.growing(policy.growing_count)
+    if (missing := wanted - policy.executor_count) > 0:
+        return change.before(wait_reasons.missing_executors(missing, why))
+    return change

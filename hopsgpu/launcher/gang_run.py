@@ -25,6 +25,7 @@ from hopsgpu.backends.gang_allocation import GangAllocation, provide_allocations
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import Exclusions, GangState, assign_ranks
+from hopsgpu.core.wait_reasons import starting_ranks
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.launcher.arguments import Arguments
 from hopsgpu.launcher.data_staging import StagedData
@@ -70,7 +71,7 @@ class BoardListener(AttemptListener):
             self._board.mark("started", entered.at)
             self._board.state(GangState.RUNNING)
         else:
-            why = f"{entered.ranks} of {count_of(entered.of, 'rank')} run"
+            why = starting_ranks(entered.of, entered.ranks)
             self._board.state(GangState.STARTING, why=why)
 
     def on_metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
@@ -202,7 +203,9 @@ class GangRun(RunBody[GangResult]):
                 count_of(len(world.processes), "rank"),
                 count_of(len(allocation.containers), "executor"),
             )
-            self._board.state(GangState.STARTING)
+            env = "" if self._python_env is None else self._python_env.name
+            why = starting_ranks(len(world.processes), python_env=env)
+            self._board.state(GangState.STARTING, why=why)
             try:
                 with recording.following(runner):
                     run_ranks(runner)

@@ -20,6 +20,7 @@ from hopsgpu.core.boundary import public
 from hopsgpu.core.gang import Exclusions, GangState
 from hopsgpu.core.signatures import check_call, document_arguments, signature_of
 from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.core.wait_reasons import other_launch
 from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.launcher.arguments import HeldArguments, launch_on
 from hopsgpu.launcher.gang_run import GangRun
@@ -39,7 +40,6 @@ from hopsgpu.storage.background import Background
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-_WAITS_FOR_TURN = "the data is ready; another launch uses the gang, and this one runs after it"
 
 
 class AllocatorThread:
@@ -170,7 +170,7 @@ class AllocatorThread:
         try:
             log.debug("%s: waits for its turn on the held gang", request.run_id)
             if not turn.wait(_POLL_SECONDS):
-                request.watcher.state(GangState.PREPARING, (), _WAITS_FOR_TURN)
+                request.watcher.state(GangState.PREPARING, (), other_launch())
             while not turn.wait(_POLL_SECONDS) and not request.cancelled.is_set():
                 pass
             with self.provide_gang(request) as ensure_whole:

@@ -9,6 +9,7 @@ from hopsgpu.attempts.rank_call import PackedFunction
 from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.gang_request import Request, Watcher
 from hopsgpu.core.gang import GangState
+from hopsgpu.core.wait_reasons import preparing_environment
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.builder import RequestedEnv, ensure_built
 from hopsgpu.packaging.python_env.environment import PythonEnv
@@ -60,10 +61,7 @@ def python_of(
     """
     if python_env is None or isinstance(python_env, PythonEnv):
         return python_env
-    why = (
-        f"preparing the Python environment ({python_env.name}), which is built if the lake lacks it"
-    )
-    board.state(GangState.PREPARING, (), why)
+    board.state(GangState.PREPARING, (), preparing_environment(python_env.name))
     return ensure_built(python_env, LakePath(root), cancelled)
 
 

@@ -17,7 +17,8 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_use import Points, UsePoint, add_point
 from hopsgpu.core.run_record import EnvironmentRecord, FailureRecord, RankRecord, RunRecord
 from hopsgpu.core.spec import redact
-from hopsgpu.core.waits import Wait, add_wait
+from hopsgpu.core.wait_reasons import NO_WAIT
+from hopsgpu.core.waits import WaitHistory
 from hopsgpu.errors import StoreError
 from hopsgpu.runs import run_details
 from hopsgpu.runs.active_run import ActiveRun
@@ -88,7 +89,7 @@ class Recording:
         # The record has the state of the working directory at the run's begin.
         self._environment = functools.cache(lambda: run_details.environment(run.application))
         self._use: Points = ()
-        self._waits: tuple[Wait, ...] = ()
+        self._waits = WaitHistory()
 
     def put(
         self,
@@ -152,8 +153,8 @@ class Recording:
         points = self._use or (UsePoint(result.timeline.requested or now),)
         self._use = add_point(points, result.gpu_seconds, board.seconds_waited * needed, now)
         is_over = GangState(state).is_terminal
-        waiting_for = "" if is_over else board.status().waiting_for
-        self._waits = add_wait(self._waits, waiting_for, now)
+        why = NO_WAIT if is_over else board.wait_reason
+        self._waits.record(why, now)
         details = self._details()
         record = RunRecord(
             run_id=result.run_id,
@@ -165,8 +166,9 @@ class Recording:
             error=error,
             reason=reason,
             failure=failure,
-            waiting_for=waiting_for,
-            waits=self._waits,
+            waiting_for=why.sentence,
+            waiting_details=why.details,
+            waits=self._waits.waits,
             updated=now,
             timeline=result.timeline,
             gpu_seconds=result.gpu_seconds,
@@ -200,12 +202,12 @@ class Recording:
         now, intervals = time.monotonic(), self._intervals
         state, record_at, cancel_at = "", now + intervals.record, now + intervals.cancel
         while not ended.wait(intervals.poll):
-            status = self._run.board.status()
-            now, before, state = time.monotonic(), state, status.state
+            board = self._run.board
+            now, before, state = time.monotonic(), state, board.status().state
             with self._lock:
                 if ended.is_set():
                     return
-                self._waits = add_wait(self._waits, status.waiting_for, self._clock())
+                self._waits.record(board.wait_reason, self._clock())
                 if state != before or now >= record_at:
                     self._run.background.try_put(self._key, self._work(state))
                     record_at = now + intervals.record

@@ -17,6 +17,7 @@ from hopsgpu.core.gpu_losses import RankLosses, split_gpu_seconds, sum_gpu_secon
 from hopsgpu.core.run_values import GpuSeconds, RankReport, RunStatus, Timeline
 from hopsgpu.core.scores import ScoreStatus
 from hopsgpu.core.trials import SearchStatus
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
 from hopsgpu.display.progress import Shielded
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.runs.gang_result import GangResult
@@ -64,7 +65,7 @@ class StatusBoard(ABC):
         self._lock = threading.Lock()
         self._state = GangState.REQUESTED
         self._passed: set[GangState] = set()
-        self._why = ""
+        self._why = NO_WAIT
         self._warnings: list[str] = []
         self.application = self.queue = ""
         self._timeline = Timeline(requested=clock())
@@ -75,7 +76,7 @@ class StatusBoard(ABC):
         self._parked_hosts: tuple[str, ...] = ()
         self.failed_rank: int | None = None
 
-    def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
+    def state(self, state: GangState, hosts: Sequence[str] = (), why: WaitReason = NO_WAIT) -> None:
         """Record a state; a state may be repeated with other hosts or another reason to wait."""
         with self._lock:
             if state is not self._state:
@@ -151,6 +152,10 @@ class StatusBoard(ABC):
 
     def _all_warnings(self) -> Sequence[str]:
         return self._warnings
+
+    @property
+    def wait_reason(self) -> WaitReason:
+        return self._why
 
     @property
     def attempt(self) -> int:
@@ -319,7 +324,8 @@ class GangBoard(StatusBoard):
                 granted=len(self._hosts),
                 wanted=self._wanted,
                 granted_hosts=self._hosts,
-                waiting_for=self._why,
+                waiting_for=self._why.sentence,
+                waiting_details=self._why.details,
                 elapsed=self._elapsed_seconds,
                 ranks=self._reports,
                 failed_rank=self.failed_rank,

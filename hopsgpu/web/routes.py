@@ -84,7 +84,7 @@ _MAX_BODY = 4096
 # Ranks, trials and failed parts that have rows on a page.
 _MAX_ENTRIES = 200
 # Facts that a run's page shows outside its details.
-_OUTSIDE_DETAILS = ("run", "state", "took", "model", "waits for")
+_OUTSIDE_DETAILS = ("run", "state", "took", "model", "now", "details")
 # Kinds of problems that loading the page again does not solve.
 _MISSING = (ABSENT, DAMAGED, OTHER_SCHEMA, PERMISSION)
 

@@ -117,7 +117,7 @@ class QueueMember:
         candidate = Candidate(self.ticket, self.owner, queues)
         decision = decide_turn(candidate, snapshot, node_gpus, is_probe)
         if decision.may_take and not self.take_turn(snapshot):
-            return TurnDecision(False, "another gang took the turn first")
+            return TurnDecision(False)
         return decision
 
     def file_ticket(self, ticket: Ticket) -> None:

@@ -13,6 +13,7 @@ from hopsgpu.yarn.snapshot import Node, Queue, Snapshot
 
 # The last name has no plural.
 _NAMES = ("GPU", "core", "MiB")
+_PLURALS = {"GPU": "GPUs", "core": "cores", "MiB": "memory"}
 _NODES_SHOWN = 4
 
 
@@ -21,15 +22,19 @@ class Shortage:
     """The tightest bound now.
 
     Attributes:
-        text: the bound in words with numbers; "" for Bound.NONE.
+        text: the bound in words with numbers, a clause; "" for Bound.NONE.
         queue: path of the queue whose limit it is, for Bound.QUEUE and Bound.USER.
         is_gpu_shortage: whether GPUs are scarce; False if only cores or memory are.
+        details: further numbers, in words; "" for none.
+        lack: what is scarce, without numbers.
     """
 
     bound: Bound
     text: str
     queue: str = ""
     is_gpu_shortage: bool = True
+    details: str = ""
+    lack: str = "GPUs"
 
 
 def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
@@ -110,7 +115,13 @@ def _queue(
     else:
         text = f"queue {queue.path} has {spare} of {_count_text(most, name)} left,"
         text = f"{text} {needed} {_are(needed)} needed"
-    missing = Shortage(Bound.QUEUE, text, queue.path, is_gpu_shortage=name == _NAMES[0])
+    missing = Shortage(
+        Bound.QUEUE,
+        text,
+        queue.path,
+        is_gpu_shortage=name == _NAMES[0],
+        lack=f"{_PLURALS[name]} in queue {queue.path}",
+    )
     room = (queue.maximum - queue.used).capacity_for(container)
     return shared_capacity + room, missing
 
@@ -125,8 +136,14 @@ def _user(
         text = f"user {user.name} gets {room + held} more of {count} in queue {path}"
     else:
         text = f"user {user.name} is at the user limit in queue {path}"
-    text = f"{text} (has {user.used - container * held}, limit {user.limit})"
-    return shared_capacity + room, Shortage(Bound.USER, text, path)
+    missing = Shortage(
+        Bound.USER,
+        text,
+        path,
+        details=f"{user.name} has {user.used - container * held}; the limit is {user.limit}",
+        lack=f"the user limit in queue {path}",
+    )
+    return shared_capacity + room, missing
 
 
 def _nodes(
@@ -141,22 +158,21 @@ def _nodes(
     # GPUs are named first, because they are the scarcest resource.
     for name, have, want in zip(_NAMES, spare.parts, needed.parts, strict=True):
         if have < want:
-            is_gpu_shortage = name == _NAMES[0]
-            text = f"{have} of {_count_text(want, name)} needed {_are(want)} free"
-            # The rest of the message says how many GPUs are free.
             return Shortage(
                 Bound.CLUSTER,
-                f"needs {count_of(want, f'{more}GPU')}" if is_gpu_shortage else text,
-                is_gpu_shortage=is_gpu_shortage,
+                f"needs {_count_text(want, name, more)}, {max(have, 0)} {_are(have)} free",
+                is_gpu_shortage=name == _NAMES[0],
+                lack=_PLURALS[name],
             )
-    if demand.is_spread and sum(capacities.values()) < wanted:
-        nodes = f"{sum(capacities.values())} of {count_of(wanted, 'node')} needed"
-        verb = "has" if wanted == 1 else "have"
-        return Shortage(
-            Bound.NODES, f"{nodes} {verb} room for an executor ({_each(free, container)})"
+    free_text = f"free: {_each(free, container)}"
+    if demand.is_spread and (room := sum(capacities.values())) < wanted:
+        text = (
+            f"needs {count_of(wanted, 'node')} with room for an executor, {room} {_have(room)} it"
         )
+        return Shortage(Bound.NODES, text, details=free_text, lack="nodes")
     if container.gpus and sum(amount.gpus // container.gpus for amount in free.values()) < wanted:
-        return Shortage(Bound.NODES, _scatter_text(free, container, wanted))
+        text = _scatter_text(free, container, wanted)
+        return Shortage(Bound.NODES, text, details=free_text, lack="GPUs on one node")
     if container.gpus:
         starved = [
             f"{node.host} has {count_of(amount.gpus, 'GPU')} free but only"
@@ -164,8 +180,15 @@ def _nodes(
             for node, amount in free.items()
             if capacities[node] < amount.gpus // container.gpus
         ]
-        return Shortage(Bound.NODES, _first(starved, _NODES_SHOWN, "; "), is_gpu_shortage=False)
-    return Shortage(Bound.NODES, _scatter_text(free, container, wanted))
+        return Shortage(
+            Bound.NODES,
+            "".join(starved[:1]),
+            is_gpu_shortage=False,
+            details=_first(starved[1:], _NODES_SHOWN, "; "),
+            lack="cores or memory beside GPUs",
+        )
+    text = _scatter_text(free, container, wanted)
+    return Shortage(Bound.NODES, text, details=free_text, lack="cores and memory on one node")
 
 
 def _scatter_text(free: dict[Node, Amount], container: Amount, wanted: int) -> str:
@@ -177,8 +200,8 @@ def _scatter_text(free: dict[Node, Amount], container: Amount, wanted: int) -> s
         what = f"{count_of(container.cores, 'core')} and {container.memory_mib} MiB"
     if room:
         executors = count_of(wanted, "executor")
-        return f"room for {room} of {executors} with {what} each ({_each(free, container)})"
-    return f"no node with {what} free ({_each(free, container)})"
+        return f"room for {room} of {executors}, each of which needs {what} on one node"
+    return f"no node has {what} free"
 
 
 def _each(free: dict[Node, Amount], container: Amount) -> str:
@@ -194,12 +217,16 @@ def _each(free: dict[Node, Amount], container: Amount) -> str:
     return _first(parts, _NODES_SHOWN, ", " if container.gpus else "; ")
 
 
-def _count_text(number: int, name: str) -> str:
-    return f"{number} MiB" if name == "MiB" else count_of(number, name)
+def _count_text(number: int, name: str, more: str = "") -> str:
+    return f"{number} {more}MiB" if name == "MiB" else count_of(number, f"{more}{name}")
 
 
 def _are(number: int) -> str:
     return "is" if number == 1 else "are"
+
+
+def _have(number: int) -> str:
+    return "has" if number == 1 else "have"
 
 
 def _short_resources(node: Node, free: Amount, container: Amount) -> str:

@@ -1,73 +1,145 @@
-"""The message why a gang waits: who holds the resources, what is scarce, what is free. Pure."""
+"""Why YARN cannot grant a gang now: what is missing, who has it, what is free. Pure."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hopsgpu.core.queue_policy import Bound
+from hopsgpu.core.wait_reasons import (
+    LONGEST_SENTENCE,
+    NO_WAIT,
+    WaitReason,
+    capitalise,
+    name_application,
+)
 from hopsgpu.units import count_of
 from hopsgpu.yarn.demand import Demand
 from hopsgpu.yarn.resources import Amount, total
+from hopsgpu.yarn.shortage import Shortage
 from hopsgpu.yarn.snapshot import App, Snapshot
 
 _HOLDERS_SHOWN = 3
+_DAY_SECONDS = 86400.0
 _CPU_EXECUTORS = "Spark ends its CPU executors once they are idle and keep no shuffle files"
 
 
-@dataclass(frozen=True)
-class WaitFacts:
-    """The parts of the message why a gang waits.
-
-    Attributes:
-        holders: who holds the resources; "" if nobody does.
-        free: what is free in the cluster, and in queues whose limits are below the whole cluster.
-        short: the scarce resource; "" if there is enough, or if the caller names it.
-    """
-
-    holders: str
-    free: str
-    short: str = ""
-
-    def message(self, *why: str) -> str:
-        """Return the message in one line, with further reasons after the holders."""
-        return "; ".join(part for part in (self.holders, *why, self.short, self.free) if part)
-
-
-def wait_facts(
+def shortage_reason(
     snapshot: Snapshot,
     demand: Demand,
-    held: int = 0,
-    named_queue: str = "",
-    *,
-    is_gpu_shortage: bool = True,
-) -> WaitFacts:
-    """Return the holders and what is free: GPUs if the gang wants some, else cores and memory.
+    missing: Shortage,
+    held: int,
+    now: float,
+    why_requested: str | None = None,
+) -> WaitReason:
+    """Return why YARN cannot grant the missing executors of a gang now.
 
     Args:
+        missing: the tightest bound.
         held: number of executors that the gang has.
-        named_queue: path of a queue whose limit the message names already.
-        is_gpu_shortage: False if a gang with GPUs lacks only cores or memory; then the holders of
-            these are named.
+        now: seconds since the epoch.
+        why_requested: why the executors are requested although they do not fit, "" if they fitted;
+            None if they are not requested.
     """
+    if missing.bound is Bound.NONE:
+        return NO_WAIT
     has_gpus = demand.container.gpus > 0
-    nodes, resources = snapshot.running, total(node.total for node in snapshot.running)
-    used = total(node.used for node in nodes)
-    # For example "4 of 8 GPUs free, 0 of 4 in queue root.a".
+    held_resources = snapshot.granted_size(demand.container) * held
+    is_by_gpus = has_gpus and missing.is_gpu_shortage
+    holders = _holders(snapshot, missing, held_resources, held, is_by_gpus=is_by_gpus)
+    what = capitalise(missing.text)
+    first = holders[0] if holders else None
+    sentence = what
+    for phrase in () if first is None else (first.phrase(now, len(holders) - 1), first.short):
+        if len(longer := f"{what}; {phrase}") <= LONGEST_SENTENCE:
+            sentence = longer
+            break
+    details = [missing.details, _used_by(holders, now), _free(snapshot, missing, has_gpus=has_gpus)]
+    if first is not None and first.note:
+        details.append(first.note)
+    if why_requested:
+        details.insert(0, f"requested nevertheless: {why_requested}")
+    elif why_requested is None and is_by_gpus and demand.executors - held > 1:
+        details.append("takes none before it can have all")
+    lack = " of ".join(filter(None, (missing.lack, first.lack if first else "")))
+    return WaitReason(sentence, (), lack).with_details(*details)
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """An application that has what is missing, or all that are not shown.
+
+    Attributes:
+        who: the application, for people.
+        size: what it has, with units.
+        id: YARN's ID; "" for this application and for those that are not shown.
+        started: when it was submitted, in seconds since the epoch; 0.0 if that is unknown.
+        note: what will end its hold; "" if that is unknown.
+    """
+
+    who: str
+    size: str
+    id: str = ""
+    started: float = 0.0
+    note: str = ""
+
+    @property
+    def short(self) -> str:
+        return f"{self.who} uses {self.size}"
+
+    @property
+    def lack(self) -> str:
+        return self.id or self.who
+
+    def phrase(self, now: float, other_count: int) -> str:
+        since = f" (started {_clock_time(self.started, now)})" if self.started else ""
+        more = ", others the rest" if other_count else ""
+        return f"{self.who}{since} uses {self.size}{more}"
+
+    def detail(self, now: float) -> str:
+        since = f"since {_clock_time(self.started, now)}" if self.started else ""
+        about = ", ".join(filter(None, (self.size, self.id, since)))
+        return f"{self.who} ({about})"
+
+
+def _used_by(holders: Sequence[_Holder], now: float) -> str:
+    if not holders:
+        return ""
+    shown = [holder.detail(now) for holder in holders[:_HOLDERS_SHOWN]]
+    if len(holders) > _HOLDERS_SHOWN:
+        shown.append(f"{len(holders) - _HOLDERS_SHOWN} more")
+    return f"used by {', '.join(shown)}"
+
+
+def _clock_time(seconds: float, now: float) -> str:
+    """Return a local time: "12:16" within a day, else "Nov 28 12:16"."""
+    form = "%H:%M" if now - seconds < _DAY_SECONDS else "%b %d %H:%M"
+    return time.strftime(form, time.localtime(seconds))
+
+
+def _free(snapshot: Snapshot, missing: Shortage, *, has_gpus: bool) -> str:
+    """Return what is free, without the numbers that the sentence has.
+
+    For example "4 of 8 GPUs free, 0 of 4 in queue root.a".
+    """
+    nodes = snapshot.running
+    resources, used = total(n.total for n in nodes), total(n.used for n in nodes)
     what = "GPUs free" if has_gpus else "free"
     free = [f"{_of(resources - used, resources, has_gpus)} {what}"]
-    if any(
-        queue.path == named_queue and resources.is_within(queue.maximum)
+    is_whole = any(
+        queue.path == missing.queue and resources.is_within(queue.maximum)
         for queue in snapshot.queues
-    ):
-        # For a queue that may have the whole cluster, its rest equals what is free.
+    )
+    # For a queue that may have the whole cluster, its rest equals what is free.
+    if is_whole or (missing.bound is Bound.CLUSTER and not missing.queue):
         free = []
     for queue in snapshot.queues[:-1]:
         # The rest of a queue that may have the whole cluster does not limit anything.
-        if queue.path != named_queue and not resources.is_within(queue.maximum):
+        if queue.path != missing.queue and not resources.is_within(queue.maximum):
             remaining = queue.maximum - queue.used
             free.append(f"{_of(remaining, queue.maximum, has_gpus)} in queue {queue.path}")
-    held_resources = snapshot.granted_size(demand.container) * held
-    holders = _holders(snapshot, used, held_resources, held, has_gpus and is_gpu_shortage)
-    return WaitFacts(holders, ", ".join(free))
+    return ", ".join(free)
 
 
 def _of(free: Amount, total_: Amount, has_gpus: bool) -> str:
@@ -78,43 +150,47 @@ def _of(free: Amount, total_: Amount, has_gpus: bool) -> str:
 
 
 def _holders(
-    snapshot: Snapshot, used: Amount, held_resources: Amount, held: int, has_gpus: bool
-) -> str:
-    def key(amount: Amount) -> tuple[int, ...]:
-        return amount.parts[:1] if has_gpus else amount.parts[1:]
+    snapshot: Snapshot, missing: Shortage, held_resources: Amount, held: int, *, is_by_gpus: bool
+) -> list[_Holder]:
+    """Return who has what the gang misses, the largest first, below the limit that binds it."""
 
+    def key(amount: Amount) -> tuple[int, ...]:
+        return amount.parts[:1] if is_by_gpus else amount.parts[1:]
+
+    below = [app for app in snapshot.applications if _is_below(app.queue, missing.queue)]
     # Do not count the gang's own containers as holders.
     apps = [
         replace(app, used=app.used - held_resources, containers=app.containers - held)
         if app.id == snapshot.application_id
         else app
-        for app in snapshot.applications
+        for app in below
     ]
     holding = [app for app in apps if any(part > 0 for part in key(app.used))]
     holding.sort(key=lambda app: key(app.used), reverse=True)
-    texts = [_holder(app, snapshot.application_id, has_gpus) for app in holding]
-    shown = texts[:_HOLDERS_SHOWN]
-    if len(texts) > _HOLDERS_SHOWN:
-        shown.append(f"{len(texts) - _HOLDERS_SHOWN} more")
-    hidden = used - total(app.used for app in snapshot.applications)
+    holders = [_holder(app, snapshot.application_id, is_by_gpus) for app in holding]
+    in_queue = (queue.used for queue in snapshot.queues if queue.path == missing.queue)
+    used = next(in_queue, total(node.used for node in snapshot.running))
+    hidden = used - total(app.used for app in below)
     if key(hidden)[0] > 0:
         # Resources count as used until the node has reported the end of the container.
-        size = _size(hidden, has_gpus)
-        shown.append(f"applications that are not shown or just ended ({size})")
-    return f"held by {', '.join(shown)}" if shown else ""
+        who = "an application that is not shown or just ended"
+        holders.append(_Holder(who, _size(hidden, is_by_gpus)))
+    return holders
 
 
-def _holder(app: App, own_id: str, has_gpus: bool) -> str:
+def _is_below(path: str, queue: str) -> bool:
+    """Return whether a queue is another one or below it; a path without its parents may be."""
+    return "." not in path or f"{path}.".startswith(f"{queue}.") or not queue
+
+
+def _holder(app: App, own_id: str, has_gpus: bool) -> _Holder:
     size = _size(app.used, has_gpus)
-    if app.id == own_id and not has_gpus and app.containers > 1:
-        # More containers than the application master.
-        return f"this application ({size}; {_CPU_EXECUTORS})"
     if app.id == own_id:
-        return f"this application ({size})"
+        # More containers than the application master.
+        note = _CPU_EXECUTORS if not has_gpus and app.containers > 1 else ""
+        return _Holder("this application", size, note=note)
     # People know the application's name; `yarn application -kill` takes its ID.
-    if app.name:
-        return f"'{app.name}' of {app.user} ({size}, {app.id})"
-    return f"{app.id} of {app.user} ({size})"
+    return _Holder(name_application(app.name, app.user, app.id), size, app.id, app.started)
 
 
 def _size(amount: Amount, has_gpus: bool) -> str:

@@ -103,7 +103,7 @@ def test_a_dataframe_is_written_without_gpus_and_each_row_read_once(
     result = run.result()
     watch.join()
     assert watch.gpus and set(watch.gpus) == {before}
-    assert "writing data" in watch.told
+    assert "Writing data" in watch.told
     one, other = map(set, result.values)
     assert one | other == set(range(100_003)) and not one & other
     assert sorted(map(len, result.values)) == [50_001, 50_002]

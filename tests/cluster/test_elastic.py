@@ -141,7 +141,7 @@ def test_it_starts_with_what_is_free_grows_and_gives_way_to_a_gang_that_waits(
     waiting = threading.Event()
 
     def note(status: RunStatus) -> None:
-        if "come from" in status.waiting_for:
+        if any("come from" in detail for detail in status.waiting_details):
             waiting.set()
 
     with hopsgpu.hold(workers=2, placement="pack", memory_per_worker="1g", progress="off"):

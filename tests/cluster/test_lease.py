@@ -89,8 +89,9 @@ def test_it_tells_what_it_waits_for_gives_up_in_time_and_can_be_cancelled(
     assert len(waited) > 2
     said = waited[-1].waiting_for
     assert said == (
-        "held by this application (2 GPUs); queue root.default has 2 of 4 GPUs left, 3 are needed"
+        "Queue root.default has 2 of 4 GPUs left, 3 are needed; this application uses 2 GPUs"
     )
+    assert waited[-1].waiting_details[0] == "used by this application (2 GPUs)"
     assert (late.value.granted, late.value.wanted) == (0, 3)
     assert said in str(late.value)
     # It seemed not to fit, so nothing was asked for that others could have used.
@@ -99,7 +100,7 @@ def test_it_tells_what_it_waits_for_gives_up_in_time_and_can_be_cancelled(
     # A wait without bound goes on telling, and can be cancelled.
     with hopsgpu.hold(**two):
         run = hopsgpu.submit(os.getpid, acquire_timeout=None, progress="off")
-        full = "queue root.default is at its limit (4 of 4 GPUs in use)"
+        full = "Queue root.default is at its limit (4 of 4 GPUs in use)"
         assert until(lambda: full in run.status().waiting_for)
         run.cancel()
         assert run.wait(HANG_SECONDS)
@@ -187,7 +188,7 @@ def test_ctrl_c_gives_back_a_held_gang_and_the_end_of_the_script_what_its_runs_h
         assert any("trains" in line for line in ending.stdout)
         assert manager.gpus()[0] == 3
         waiting = hopsgpu.submit(os.getpid, workers=2, acquire_timeout=None, progress="off")
-        assert until(lambda: "held by 'ends early' of" in waiting.status().waiting_for)
+        assert until(lambda: "'ends early' of" in waiting.status().waiting_for)
         waiting.cancel()
         assert waiting.wait(HANG_SECONDS)
         ending.send_signal(signal.SIGINT)

@@ -101,7 +101,7 @@ def test_starts_on_the_first_gpu_grows_with_the_others_and_gives_each_back(
         assert until(lambda: bool(watched.all) and watched.last.state == "running")
         assert until(lambda: (tmp_path / "at-0").exists())
         assert manager.gpus()[0] == 4 and watched.last.executors == 1
-        held = "held by this application"
+        held = "this application uses"
         assert until(lambda: held in watched.last.waiting_for), watched.last
     assert until(lambda: watched.last.executors == 4), watched.last
     assert until(lambda: len(list(tmp_path.glob("at-*"))) == 4)

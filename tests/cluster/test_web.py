@@ -96,7 +96,7 @@ def test_the_pages_are_what_yarn_and_the_lake_say_and_cancel_a_run(
 
         def says_why() -> bool:
             told = words(page(browser, "/queue"))
-            return "held by" in told or "4 are needed" in told
+            return "Needs 4 GPUs" in told or "4 are needed" in told
 
         # The run's record has the words, and is written from time to time.
         assert until(says_why, step=1.0), words(page(browser, "/queue"))

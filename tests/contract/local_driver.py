@@ -189,7 +189,7 @@ def with_gpus() -> None:
     one, other = (hopsgpu.submit(gpus_seen, workers=2) for _ in range(2))
     waited = set()
     while not (one.wait(0.05) and other.wait(0.05)):
-        waited |= {run.status().waiting_for for run in (one, other)}
+        waited |= {detail for run in (one, other) for detail in run.status().waiting_details}
     for run in (one, other):
         result = run.result()
         tell(

@@ -83,7 +83,8 @@ def test_one_at_a_time_and_in_order(directory: LakePath) -> None:
         first, second = filed(first, second)
         assert not try_turn(second)
         assert try_turn(first)
-        assert second.poll().turn_holder == f"{first.ticket.application} of {first.owner}"
+        holder = queue_policy.TurnHolder(first.ticket.application, first.owner)
+        assert second.poll().turn_holder == holder
         assert not try_turn(second)
         first.give_back_turn()
         assert try_turn(second)

@@ -863,7 +863,7 @@ FAULTS = (
     ),
     Fault(
         "`acquire_timeout` passes",
-        everywhere(Raises("GangTimeout", r"held by this application \(4 GPUs\)")),
+        everywhere(Raises("GangTimeout", r"this application uses 4 GPUs")),
         another_holds_all,
         before=True,
         early=True,

@@ -93,10 +93,10 @@ def test_a_foreign_application_only_makes_it_wait(
         )
         said = set()
         while not run.wait(0.3):
-            said.add(run.status().waiting_for)
+            said.add(str((run.status().waiting_for, run.status().waiting_details)))
         assert len(run.result().values) == 4
         assert any("'foreign' of" in text for text in said), said
-        assert any("was granted a part, gave it back" in text for text in said), said
+        assert any("executors back, so that others go first" in text for text in said), said
     finally:
         other.kill()
         other.communicate()

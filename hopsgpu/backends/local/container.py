@@ -24,6 +24,7 @@ from typing import Any
 from hopsgpu.agent.agent import run_agent
 from hopsgpu.backends.local.gpu_leases import NoLongerNeeded, take_gpus
 from hopsgpu.control.peer import DriverEndpoint
+from hopsgpu.core.wait_reasons import WaitReason
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.gpu.node.discovery_script import DiscoveryFailure, write_container_gpus
 from hopsgpu.gpu.node.leases import LeaseError, Leases, lease_directory, owner
@@ -131,9 +132,9 @@ def _refresh_leases(leases: Leases) -> Iterator[None]:
         thread.join()
 
 
-def _wait(why: str) -> bool:
+def _wait(why: WaitReason) -> bool:
     """Wait a moment for GPUs; return False if the driver has closed our input or has ended."""
-    _report(waiting=why)
+    _report(waiting=[why.sentence, why.details, why.lack])
     return not select.select([sys.stdin.buffer], [], [], _WAIT_SECONDS)[0]
 
 

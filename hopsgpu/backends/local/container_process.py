@@ -15,6 +15,7 @@ from typing import Any
 from hopsgpu.agent.rank_environment import package_path
 from hopsgpu.backends.local import container as container_module
 from hopsgpu.backends.local.container import SHARED, ContainerRequest
+from hopsgpu.core.wait_reasons import WaitReason, starting_process
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError, HopsGpuError
 
 log = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class ContainerJob:
 
     Attributes:
         ended: event, set when the process has ended.
-        waiting_for: what the process waits for, in words.
+        wait_reason: what the process waits for.
         problem: the reported reason why the process cannot serve; else None.
     """
 
@@ -48,7 +49,7 @@ class ContainerJob:
         self.name = request.driver.job
         self.ended = threading.Event()
         self.is_closed = False
-        self.waiting_for = "its process is starting"
+        self.wait_reason = starting_process()
         self.problem: HopsGpuError | None = None
         self._warn = warn
         self._log = directory / _LOG
@@ -131,9 +132,11 @@ class ContainerJob:
 
     def _handle(self, report: dict[str, Any]) -> None:
         if "waiting" in report:
-            if report["waiting"] != self.waiting_for:
-                log.debug("container %s waits: %s", self.name, report["waiting"])
-            self.waiting_for = report["waiting"]
+            sentence, details, lack = report["waiting"]
+            reason = WaitReason(sentence, tuple(details), lack)
+            if reason != self.wait_reason:
+                log.debug("container %s waits: %s", self.name, reason)
+            self.wait_reason = reason
         elif "warning" in report:
             self._warn(report["warning"])
         elif "problem" in report:

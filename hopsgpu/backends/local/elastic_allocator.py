@@ -11,6 +11,7 @@ from hopsgpu.backends.local.container_process import ContainerJob
 from hopsgpu.backends.local.containers import Containers
 from hopsgpu.control.channel import Message
 from hopsgpu.core.gang import GangExecutor, GangState
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
 
 
 class LocalElasticAllocator(ElasticAllocator):
@@ -28,10 +29,10 @@ class LocalElasticAllocator(ElasticAllocator):
         return 0  # the processes may wait for GPUs
 
     @property
-    def wait_reason(self) -> str:
+    def wait_reason(self) -> WaitReason:
         if self._wanted <= len(self.ready_executors):
-            return ""
-        return next((job.waiting_for for job in self._waiting()), "")
+            return NO_WAIT
+        return next((job.wait_reason for job in self._waiting()), NO_WAIT)
 
     def set_wanted(self, executors: int, at_once: int, *, least: int = 1) -> None:
         self._wanted = executors

@@ -55,7 +55,7 @@ class LocalGangAllocator(GangAllocator):
             GangTimeout, Cancelled: as for `AcquisitionClock.check`.
             ConfigError, CapacityError, DiscoveryError, HopsGpuError: the container cannot serve.
         """
-        clock.report((), job.waiting_for)
+        clock.report((), job.wait_reason)
         while True:
             clock.check()
             event = self._containers.server.next_event(EVENT_SECONDS)
@@ -64,7 +64,7 @@ class LocalGangAllocator(GangAllocator):
                 return register_container(event, message, self.request)
             if job.ended.is_set():
                 raise job.problem or HopsGpuError(f"the gang did not start: {job.reason(0.0)}")
-            clock.report((), job.waiting_for)
+            clock.report((), job.wait_reason)
 
     def end_jobs(self) -> None:
         """End the container and its ranks, whatever its state."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hopsgpu.backends.local.machine import check_gpus, own_gpus, usable
+from hopsgpu.core.wait_reasons import WaitReason, leased_gpus, other_gang_here
 from hopsgpu.gpu.node.devices import GpuDevice, foreign_processes
 from hopsgpu.gpu.node.discovery_script import describe_processes
 from hopsgpu.gpu.node.leases import Leases, read_leases, try_lock
@@ -29,7 +30,7 @@ def take_gpus(
     excluded_gpus: Collection[str],
     leases: Leases,
     directory: Path,
-    wait: Callable[[str], bool],
+    wait: Callable[[WaitReason], bool],
     warn: Callable[[str], None],
 ) -> list[GpuDevice]:
     """Lease a number of GPUs of this machine.
@@ -48,7 +49,7 @@ def take_gpus(
     check_gpus(wanted, gpus, gpu_type, excluded_gpus)
     good = usable(gpus, gpu_type, excluded_gpus)
     while (turn := try_lock(directory / _TURN)) is None:
-        if not wait("another gang on this machine is waiting for GPUs"):
+        if not wait(other_gang_here()):
             raise NoLongerNeeded
     try:
         while True:
@@ -57,7 +58,8 @@ def take_gpus(
                     leases.take(gpu.address)
             if len(leases.addresses) == wanted:
                 break
-            if not wait(_why_not_free([gpu.address for gpu in good], leases)):
+            reasons = _why_not_free([gpu.address for gpu in good], leases)
+            if not wait(leased_gpus(wanted, len(leases.addresses), reasons)):
                 raise NoLongerNeeded
     finally:
         os.close(turn)
@@ -67,10 +69,10 @@ def take_gpus(
     return held
 
 
-def _why_not_free(addresses: Collection[str], leases: Leases) -> str:
+def _why_not_free(addresses: Collection[str], leases: Leases) -> list[str]:
     reasons = [f"{address}: {why}" for address, why in leases.refused.items()]
     for lease in read_leases(os.environ):
         if lease.is_held and lease.address in addresses and lease.address not in leases.addresses:
             owner = ", ".join(f"{key} {value}" for key, value in lease.owner.items() if value)
             reasons.append(f"{lease.address} is leased to another gang ({owner})")
-    return "; ".join(reasons) or "another process has just leased a GPU"
+    return reasons

@@ -19,7 +19,7 @@ from hopsgpu.backends.spark.jvm import wait_until
 from hopsgpu.data.argument import Datasets
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.units import MIB, count_of
+from hopsgpu.units import MIB
 
 # Small row groups: a rank whose rows begin inside a row group decodes the rows before in vain.
 _OPTIONS = {"parquet.block.size": str(8 * MIB), "compression": "snappy"}
@@ -41,13 +41,6 @@ class WriteProgress:
     ended: int
     running: int
     tasks: int
-
-    def __str__(self) -> str:
-        progress = f"{self.ended} of {count_of(self.tasks, 'task')}"
-        if self.ended == self.tasks:
-            return progress if self.tasks else "Spark is planning it"
-        note = "" if self.running else "; none runs: Spark waits for executors"
-        return progress + note
 
 
 def is_frame(value: object) -> bool:

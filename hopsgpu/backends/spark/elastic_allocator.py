@@ -29,6 +29,7 @@ from hopsgpu.backends.spark.release import (
 from hopsgpu.backends.spark.token_renewal import read_tokens
 from hopsgpu.core.gang import PART_SECONDS, GangState
 from hopsgpu.core.queue_policy import RENEW_SECONDS, queue_tag
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason, granted_part, silent_yarn
 from hopsgpu.errors import Cancelled, HopsGpuError, StoreError
 from hopsgpu.yarn.gang_queue import StandingOffer
 
@@ -133,21 +134,21 @@ class YarnElasticAllocator(ElasticJobAllocator):
             if where := self._poll_waiting():
                 self._pending.report(where)
 
-    def _on_wait(self, why: str) -> None:
+    def _on_wait(self, why: WaitReason) -> None:
         with self._changed:
             self.why = why
         self._poll_waiting()
 
-    def _poll_waiting(self) -> str:
-        """Poll YARN at most once a second; return where missing executors are, else "".
+    def _poll_waiting(self) -> WaitReason:
+        """Poll YARN at most once a second; return what missing executors do, else `NO_WAIT`.
 
         If executors fail repeatedly, their requests are withdrawn, so that other gangs go first.
         """
         with self._changed:
             waiting = self._waiting_jobs()
         if not waiting or time.monotonic() < self._next_poll:
-            return ""
-        where = ""
+            return NO_WAIT
+        where = NO_WAIT
         with contextlib.suppress(HopsGpuError):  # the next poll tries again
             where = self._poll_yarn()[1]
         with self._changed:
@@ -161,10 +162,10 @@ class YarnElasticAllocator(ElasticJobAllocator):
         log.info("%s: executors fail repeatedly: %s", self.request.run_id, given_back)
         self._pending.report(given_back)
         self._cancel(waiting)
-        return ""
+        return NO_WAIT
 
-    def _poll_yarn(self) -> tuple[int, str]:
-        """Return how many executors YARN has not granted, and where the missing ones are."""
+    def _poll_yarn(self) -> tuple[int, WaitReason]:
+        """Return how many executors YARN has not granted, and what the missing ones do."""
         self._next_poll = time.monotonic() + _JOBS_SECONDS
         held = self._executors.held_containers().containers
         with self._changed:
@@ -280,7 +281,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
             try:
                 missing, where = self._poll_yarn()
             except HopsGpuError as error:
-                clock.report((), str(error))
+                clock.report((), silent_yarn(str(error)))
                 continue
             if not missing:
                 log.debug("%s: YARN has granted these executors", self.request.run_id)
@@ -292,8 +293,10 @@ class YarnElasticAllocator(ElasticJobAllocator):
             if not queued.renew() or time.monotonic() > deadline:
                 break
             with self._changed:
-                granted = len(self._jobs_by_tag) - missing
-            clock.report((), queued.facts(granted).message(where))
+                requested = len(self._jobs_by_tag)
+            granted = requested - missing
+            short = queued.shortage_reason(granted)
+            clock.report((), granted_part(granted, requested, short))
         # Other gangs go first. An executor that was granted meanwhile runs another job or is
         # released.
         with self._changed:

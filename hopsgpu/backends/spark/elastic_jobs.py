@@ -16,6 +16,7 @@ from hopsgpu.backends.spark.pending_executors import PendingExecutors
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import GangExecutor
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class ElasticJobAllocator(ElasticAllocator):
     def __init__(self, request: Request, server: ControlServer, failing: FailingHosts) -> None:
         super().__init__(request, server)
         self._failing = failing
-        self.why = ""
+        self.why = NO_WAIT
         self._changed = threading.Condition()
         # The lock of the condition guards all of the following.
         self._jobs_by_tag: dict[str, GangJob] = {}
@@ -65,9 +66,9 @@ class ElasticJobAllocator(ElasticAllocator):
             return len(self._container_by_tag) + len(self._leaving)
 
     @property
-    def wait_reason(self) -> str:
+    def wait_reason(self) -> WaitReason:
         with self._changed:
-            return self.why if self._wanted > len(self._container_by_tag) else ""
+            return self.why if self._wanted > len(self._container_by_tag) else NO_WAIT
 
     def set_wanted(self, executors: int, at_once: int, *, least: int = 1) -> None:
         with self._changed:

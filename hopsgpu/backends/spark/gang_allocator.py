@@ -36,6 +36,7 @@ from hopsgpu.backends.spark.release import (
 )
 from hopsgpu.backends.spark.token_renewal import read_tokens
 from hopsgpu.core.gang import GangExecutor, GangState, backoff_seconds
+from hopsgpu.core.wait_reasons import gave_back
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.units import count_of
 
@@ -101,9 +102,7 @@ class YarnGangAllocator(GangAllocator):
             attempts,
             deadline - time.monotonic(),
         )
-        why = f"the gang was granted a part, gave it back (time {attempts}) and asks again soon"
-        if not self._granted_in_last_turn:
-            why = f"the gang was granted nothing, gave way (time {attempts}) and asks again soon"
+        why = gave_back(self._granted_in_last_turn, self.request.plan.executors, attempts)
         while time.monotonic() < deadline:
             clock.report((), why)
             clock.check()

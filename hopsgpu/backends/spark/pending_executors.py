@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from hopsgpu.backends.gang_request import AcquisitionClock, Request, Watcher
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
+from hopsgpu.core import wait_reasons
 from hopsgpu.core.gang import GangState, backoff_seconds, is_failing_repeatedly
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
 
 
 class EndedContainers:
@@ -55,29 +57,25 @@ class EndedContainers:
         """Expect the present containers, and `held`, to end: hopsgpu itself releases them."""
         self._expected |= self._held.union(held)
 
-    def with_exit_note(self, *parts: str) -> str:
-        lost = self._lost
-        if lost:
-            where = " and ".join(sorted({self._hosts[container] for container in lost}))
-            parts += (
-                f"{len(lost)} ended unexpectedly on {where}, see the node's log of {lost[-1]} (a"
-                " GPU that cannot be discovered, memory, Python, the node's clock, YARN's"
-                " preemption?)",
-            )
-        return ", ".join(parts)
+    def with_exits(self, why: WaitReason = NO_WAIT) -> WaitReason:
+        """Return a reason with the containers that have ended, which come first."""
+        if not self._lost:
+            return why
+        hosts = [self._hosts[container] for container in self._lost]
+        return wait_reasons.ended_executors(hosts, self._lost[-1], why)
 
 
 class _NotingClock(AcquisitionClock):
-    """An `AcquisitionClock` whose reports have a note about the executors that ended."""
+    """An `AcquisitionClock` whose reports name the executors that ended."""
 
     def __init__(
-        self, request: Request, since: float | None, add_note: Callable[[str], str]
+        self, request: Request, since: float | None, add_exits: Callable[[WaitReason], WaitReason]
     ) -> None:
         super().__init__(request, since)
-        self._with_exit_note = add_note
+        self._with_exits = add_exits
 
-    def report(self, hosts: Sequence[str], why: str) -> None:
-        super().report(hosts, self._with_exit_note(why))
+    def report(self, hosts: Sequence[str], why: WaitReason) -> None:
+        super().report(hosts, self._with_exits(why))
 
 
 class PendingExecutors:
@@ -102,14 +100,14 @@ class PendingExecutors:
         """
         if request.plan.spec.acquire_timeout is not None and self._since is None:
             self._since = now
-        self._clock = _NotingClock(request, self._since, self.with_exit_note)
+        self._clock = _NotingClock(request, self._since, self.with_exits)
         return self._clock
 
     def check(self) -> None:
         if self._clock is not None:
             self._clock.check_time()
 
-    def report(self, why: str) -> None:
+    def report(self, why: WaitReason) -> None:
         if self._clock is not None:
             self._clock.report((), why)
 
@@ -132,38 +130,38 @@ class PendingExecutors:
 
     def update(
         self, held: Mapping[str, str], leaving: Collection[str], requested: int
-    ) -> tuple[int, str]:
-        """Return how many executors YARN has not granted, and where the missing ones are.
+    ) -> tuple[int, WaitReason]:
+        """Return how many executors YARN has not granted, and what the missing ones do.
 
         Args:
             leaving: IDs of the containers that were released.
             requested: number of executors that exist or were requested.
         """
         self._ended.update(held, requested + len(leaving), self._seen)
-        missing = max(requested - len(set(held).difference(leaving)), 0)
-        where = f"YARN has not granted {missing}" if missing else "granted and starting"
-        return missing, where
+        staying = {id_: host for id_, host in held.items() if id_ not in leaving}
+        if missing := max(requested - len(staying), 0):
+            return missing, wait_reasons.granted_part(requested - missing, requested, NO_WAIT)
+        starting = [host for id_, host in staying.items() if id_ not in self._seen]
+        ready = [host for id_, host in staying.items() if id_ in self._seen]
+        return 0, wait_reasons.starting_executors(starting, ready)
 
-    def with_exit_note(self, why: str) -> str:
-        text = self._ended.with_exit_note(why)
-        return (
-            text
-            if self._ended.count or not self._earlier
-            else f"{why}; before that, {self._earlier}"
-        )
+    def with_exits(self, why: WaitReason) -> WaitReason:
+        if self._ended.count or not self._earlier:
+            return self._ended.with_exits(why)
+        return why.with_details(f"before that, {self._earlier}")
 
-    def give_back(self, waiting: int, now: float, chance: float) -> str:
-        """Give the requests back if executors fail repeatedly; return the reason, or "".
+    def give_back(self, waiting: int, now: float, chance: float) -> WaitReason:
+        """Give the requests back if executors fail repeatedly; return the reason, or `NO_WAIT`.
 
         Other gangs then go first. Earlier failures no longer count afterwards.
         """
         if not waiting or not is_failing_repeatedly(self._ended.count, waiting):
-            return ""
+            return NO_WAIT
         self._given_back += 1
         self._asks_at = now + backoff_seconds(self._given_back, chance)
-        self._earlier = self._ended.with_exit_note()
+        self._earlier = str(self._ended.with_exits())
         self._ended.forget()
-        return f"given back (time {self._given_back}); asks again soon"
+        return wait_reasons.withdrew_requests(waiting, self._given_back)
 
     def may_request(self, now: float) -> bool:
         return now >= self._asks_at
@@ -179,9 +177,9 @@ class WaitWatcher:
     """
 
     watcher: Watcher
-    on_wait: Callable[[str], None]
+    on_wait: Callable[[WaitReason], None]
 
-    def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
+    def state(self, state: GangState, hosts: Sequence[str], why: WaitReason = NO_WAIT) -> None:
         self.on_wait(why)
 
     def mark(self, point: str) -> None:

@@ -16,16 +16,15 @@ from hopsgpu.backends.spark.barrier_job import GangJob
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.pending_executors import EndedContainers
 from hopsgpu.backends.spark.settings import refuse_other_python
+from hopsgpu.core import wait_reasons
 from hopsgpu.core.gang import AcquisitionProgress, GangExecutor, Verdict, shared_hosts
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.yarn.resource_manager import PriorityContainers
-from hopsgpu.yarn.wait_message import WaitFacts
 
 log = logging.getLogger(__name__)
 
 EVENT_SECONDS = 0.2
 _POLL_SECONDS = 1.0
-_ASKING = "Spark is asking YARN"
 
 
 class GrantTurn(Protocol):
@@ -37,8 +36,8 @@ class GrantTurn(Protocol):
     def end(self) -> None:
         """End the turn: YARN has granted everything, and other gangs may ask."""
 
-    def facts(self, held: int) -> WaitFacts:
-        """Return who holds the other GPUs, given the number of executors that YARN has granted."""
+    def shortage_reason(self, held: int) -> WaitReason:
+        """Return why YARN does not grant the rest, given the number of granted executors."""
 
 
 class PlaceholderAcquisition:
@@ -89,7 +88,9 @@ class PlaceholderAcquisition:
         # Spark's IDs of the killed surplus executors.
         self._killed: set[str] = set()
         # Returns why the gang waits, from YARN's last answer and the present executors.
-        self._why: Callable[[], str] = lambda: _ASKING
+        self._why: Callable[[], WaitReason] = lambda: wait_reasons.requesting(
+            request.plan.executors
+        )
 
     def run(self) -> dict[int, GangExecutor] | None:
         """Return the containers by peer number, or None if the turn ends without the whole gang.
@@ -118,8 +119,8 @@ class PlaceholderAcquisition:
                     self._progress.lost,
                     self._progress.parked,
                 )
-                if note := self._ended.with_exit_note():
-                    self._clock.failed_before(note)
+                if note := self._ended.with_exits():
+                    self._clock.failed_before(str(note))
                 return None
             if verdict is Verdict.GRANTED and not self._replace_sharing_executors():
                 return self._placeholders
@@ -224,8 +225,8 @@ class PlaceholderAcquisition:
         try:
             held = self._executors.held_containers()
         except HopsGpuError as error:
-            problem = str(error)
-            self._why = lambda: problem
+            silent = wait_reasons.silent_yarn(str(error))
+            self._why = lambda: silent
             return
         self._ended.update(held.containers, self._task_count())
         granted = len(held.containers) - len(self.parked)
@@ -241,24 +242,33 @@ class PlaceholderAcquisition:
         if granted >= self._request.plan.executors:
             self._turn.end()
             # The holders of other GPUs no longer matter.
-            self._why = lambda: self._describe_missing(held)
+            self._why = lambda: self._describe_missing(held.containers, NO_WAIT)
         else:
-            facts = self._turn.facts(len(held.containers))
-            self._why = lambda: facts.message(self._describe_missing(held))
+            short = self._turn.shortage_reason(len(held.containers))
+            self._why = lambda: self._describe_missing(held.containers, short)
 
-    def _describe_missing(self, held: PriorityContainers) -> str:
-        connected = len(self._placeholders)
-        parts = []
-        granted = len(held.containers) - len(self.parked)
-        # YARN counts a granted request as pending until the next heartbeat of Spark.
-        if (pending := min(held.pending, self._request.plan.executors - granted)) > 0:
-            parts.append(f"YARN has not granted {pending}")
-        if (starting := granted - connected) > 0:
-            parts.append(f"{starting} granted and starting")
+    def _describe_missing(self, held: Mapping[str, str], short: WaitReason) -> WaitReason:
+        """Return why the gang is not whole.
+
+        Args:
+            held: host of each container that YARN has granted, by ID.
+            short: why YARN does not grant the rest; `NO_WAIT` if all seems free.
+        """
+        wanted, granted = self._request.plan.executors, len(held) - len(self.parked)
+        arrived = {c.container_id for c in (*self._placeholders.values(), *self.parked.values())}
+        starting = wait_reasons.starting_executors(
+            [host for container, host in held.items() if container not in arrived],
+            hosts_of(self._placeholders),
+        )
+        if granted < wanted:
+            reason = wait_reasons.granted_part(granted, wanted, short).before(starting)
+        else:
+            reason = starting or wait_reasons.ending_surplus()
         if self.parked:
-            why = {self._request.exclusion_reason(c) for c in self.parked.values()}
-            parts.append(f"{len(self.parked)} parked ({', '.join(sorted(filter(None, why)))})")
-        return self._ended.with_exit_note(*parts) or _ASKING
+            why = filter(None, map(self._request.exclusion_reason, self.parked.values()))
+            parked = wait_reasons.parked_executors([*why], len(self.parked))
+            reason = parked.before(reason)
+        return self._ended.with_exits(reason)
 
     def _replace_sharing_executors(self) -> bool:
         """Kill executors of a spread gang that share a node; return whether any did."""
@@ -272,7 +282,8 @@ class PlaceholderAcquisition:
         if shared:
             log.info("replaces executors that share a node: %s", ", ".join(shared))
             self._progress = replace(self._progress, since=time.monotonic())
-            self._why = lambda: f"executors that share a node ({', '.join(shared)}) are replaced"
+            replacing = wait_reasons.replacing_executors(shared)
+            self._why = lambda: replacing
         return bool(shared)
 
 

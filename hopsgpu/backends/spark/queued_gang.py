@@ -11,24 +11,28 @@ from collections.abc import Callable, Collection, Iterator
 
 from hopsgpu.backends.gang_request import AcquisitionClock, Request, demand_of
 from hopsgpu.backends.spark.application import Application
+from hopsgpu.core import wait_reasons
 from hopsgpu.core.gang import AcquisitionProgress, Exclusions
 from hopsgpu.core.queue_policy import (
     POLL_JITTER,
     TICKET_TTL_SECONDS,
     Bound,
+    GangsAhead,
     Probes,
     TurnDecision,
+    TurnHolder,
     describe_promised,
     poll_seconds,
     queue_tag,
 )
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason, name_application
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.yarn.gang_queue import QueueMember, queued
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.request_without_room import why_request_without_room
 from hopsgpu.yarn.shortage import Shortage, shortage
 from hopsgpu.yarn.snapshot import Snapshot
-from hopsgpu.yarn.wait_message import WaitFacts, wait_facts
+from hopsgpu.yarn.wait_message import shortage_reason
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +65,8 @@ class QueuedGang:
         # The clock's reading at which YARN and the queue of gangs are polled next.
         self._next_poll = float("-inf")
         self._failing_since: float | None = None
+        # Why the executors were requested in the last turn although they did not fit; else "".
+        self._why_requested = ""
         self._has_logged_grant = False
 
     @contextlib.contextmanager
@@ -76,9 +82,7 @@ class QueuedGang:
         try:
             while not lock.acquire(timeout=_POLL_SECONDS):
                 self.renew()
-                self._clock.report(
-                    (), "another gang of this application is acquiring its executors"
-                )
+                self._clock.report((), wait_reasons.other_run())
                 self._clock.check(AcquisitionProgress(connected=arrived))
             waited = time.monotonic() - began
             log.info("%s: took the turn after %.1f s", self._request.run_id, waited)
@@ -105,15 +109,16 @@ class QueuedGang:
             log.info("%s: YARN has granted all executors; passes the turn on", self._request.run_id)
         self._give_back()
 
-    def facts(self, held: int) -> WaitFacts:
-        """Return who holds what the gang waits for, what is short, and what is free."""
+    def shortage_reason(self, held: int) -> WaitReason:
+        """Return why YARN cannot grant the rest, given the number of granted executors."""
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
-            missing = shortage(self._demand, snapshot, held)
-            facts = self._facts(snapshot, held, missing)
-            return dataclasses.replace(facts, short=missing.text)
         except HopsGpuError as error:
-            return WaitFacts("", str(error))
+            return wait_reasons.silent_yarn(str(error))
+        missing = shortage(self._demand, snapshot, held)
+        return shortage_reason(
+            snapshot, self._demand, missing, held, time.time(), self._why_requested
+        )
 
     def hosts(self, executors: int, excluded_hosts: Collection[str] = ()) -> tuple[str, ...]:
         """Return the best host for each executor; if empty, YARN chooses.
@@ -172,7 +177,7 @@ class QueuedGang:
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
         except HopsGpuError as error:
-            self._clock.report((), str(error))
+            self._clock.report((), wait_reasons.silent_yarn(str(error)))
             return False
         missing = shortage(self._demand, snapshot, arrived)
         why_probe = self._why_probe(missing, snapshot, arrived)
@@ -180,16 +185,19 @@ class QueuedGang:
         decision = self._poll(missing, snapshot, is_probe)
         self._probes.record_poll(time.monotonic(), is_behind=decision.is_behind)
         if decision.may_take and self._is_still_fitting(arrived, is_probe):
+            self._why_requested = why_probe
             if is_probe:
                 log.info("%s: asks YARN without room: %s", self._request.run_id, why_probe)
                 self._probes.record_probe(time.monotonic())
             return True
-        facts = self._facts(snapshot, arrived, missing)
         # A gang ahead in the queue is the first obstacle.
+        why = _queue_reason(decision, snapshot).before(
+            shortage_reason(snapshot, self._demand, missing, arrived, time.time())
+        )
         queue = None if self._member is None else self._member.last_snapshot
-        promised = "" if queue is None else describe_promised(queue)
-        why = [decision.reason, facts.message(missing.text), promised]
-        self._clock.report((), "; ".join(part for part in why if part))
+        if queue is not None:
+            why = why.with_details(describe_promised(queue))
+        self._clock.report((), why or wait_reasons.other_gangs_turn(""))
         return False
 
     def _why_probe(self, missing: Shortage, snapshot: Snapshot, arrived: int) -> str:
@@ -204,11 +212,6 @@ class QueuedGang:
         """Schedule the next poll, with jitter so that gangs do not poll at the same time."""
         jitter = random.uniform(1.0 - POLL_JITTER, 1.0 + POLL_JITTER)  # noqa: S311
         self._next_poll = time.monotonic() + seconds * jitter
-
-    def _facts(self, snapshot: Snapshot, held: int, missing: Shortage) -> WaitFacts:
-        return wait_facts(
-            snapshot, self._demand, held, missing.queue, is_gpu_shortage=missing.is_gpu_shortage
-        )
 
     def _poll(self, missing: Shortage, snapshot: Snapshot, is_probe: bool) -> TurnDecision:
         """Take the turn if the gang may: in the queue on the lake, or without a queue."""
@@ -276,7 +279,7 @@ class QueuedGang:
         """
         self._failing_since = self._failing_since or time.monotonic()
         if time.monotonic() - self._failing_since < TICKET_TTL_SECONDS:
-            return TurnDecision(False, f"the queue of gangs cannot be read ({error})")
+            return TurnDecision(False, problem=str(error))
         self._member = None
         log.info("%s: continues without the queue of gangs: %s", self._request.run_id, error.kind)
         self._request.watcher.warn(_without_queue(error))
@@ -307,6 +310,20 @@ def queued_gang(
         except StoreError as error:
             request.watcher.warn(_without_queue(error))
         yield QueuedGang(application, request, clock, member)
+
+
+def _queue_reason(decision: TurnDecision, snapshot: Snapshot) -> WaitReason:
+    """Return for which other gangs a gang waits, by the names of their applications."""
+    names = {app.id: app.name for app in snapshot.applications}
+    match decision.obstacle:
+        case TurnHolder(application=application, user=user):
+            name = names.get(application, "")
+            return wait_reasons.other_gangs_turn(name_application(name, user, application))
+        case GangsAhead(count=count, first=first, user=user):
+            application = first.application
+            who = name_application(names.get(application, ""), user, application)
+            return wait_reasons.behind_gangs(count, who, first.executors, first.gpus)
+    return wait_reasons.unreadable_queue(decision.problem) if decision.problem else NO_WAIT
 
 
 def _without_queue(error: StoreError) -> str:

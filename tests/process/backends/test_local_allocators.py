@@ -16,6 +16,7 @@ from hopsgpu.backends.local.elastic_allocator import LocalElasticAllocator
 from hopsgpu.backends.local.gang_allocator import LocalGangAllocator
 from hopsgpu.core.gang import Exclusions, GangState
 from hopsgpu.core.spec import ExecutorShape
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason, starting_process
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.unit import plans
@@ -27,7 +28,7 @@ class Watcher:
         self.states: list[GangState] = []
         self.warnings: list[str] = []
 
-    def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
+    def state(self, state: GangState, hosts: Sequence[str], why: WaitReason = NO_WAIT) -> None:
         self.states.append(state)
 
     def mark(self, point: str) -> None:
@@ -95,7 +96,7 @@ def test_a_gang_acquires_its_container_anew_and_leaves_no_process(
 
 def test_a_search_starts_and_ends_single_executors(search: LocalElasticAllocator) -> None:
     search.set_wanted(2, 2)
-    assert "its process is starting" in search.wait_reason
+    assert search.wait_reason == starting_process()
     arrive(search, 2)
     assert search.held_count == 2 and not search.wait_reason
     search.release_executors([next(iter(search.ready_executors))])

@@ -195,10 +195,13 @@ def test_what_the_gpus_of_a_run_did_is_shown(root: Path) -> None:
 
 
 def test_what_a_run_waits_for_is_shown_as_long_as_it_runs(root: Path) -> None:
-    put_run(root, NEW, "running", waiting_for="gives 2 GPUs \x1b[31m")
+    put_run(root, NEW, "running", waiting_for="Gives 2 GPUs \x1b[31m", waiting_details=["a", "b"])
     put_run(root, OLD, "failed", waiting_for="gives 2 GPUs")
-    assert "waits for    gives 2 GPUs ?[31m\n" in call("runs", "show", NEW).output
-    assert "waits for" not in call("runs", "show", OLD).output
+    assert re.search(
+        r"now +Gives 2 GPUs \?\[31m\ndetails +a; b\n", call("runs", "show", NEW).output
+    )
+    assert f"{NEW}: Gives 2 GPUs ?[31m" in call("runs").output
+    assert "gives 2 GPUs" not in call("runs", "show", OLD).output + call("runs").output
 
 
 def test_the_worlds_of_an_elastic_gang_are_shown(root: Path) -> None:

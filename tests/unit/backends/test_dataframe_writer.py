@@ -124,19 +124,6 @@ def test_a_write_that_fails_says_why(error: Exception, kind: type[Exception], wo
     assert raised.value.__cause__ is error
 
 
-@pytest.mark.parametrize(
-    ("written", "text"),
-    [
-        (WriteProgress(0, 0, 0), "Spark is planning it"),
-        (WriteProgress(3, 2, 8), "3 of 8 tasks"),
-        (WriteProgress(3, 0, 8), "3 of 8 tasks; none runs: Spark waits for executors"),
-        (WriteProgress(8, 0, 8), "8 of 8 tasks"),
-    ],
-)
-def test_how_far_a_write_is(written: WriteProgress, text: str) -> None:
-    assert str(written) == text
-
-
 def test_frames_of_other_applications_are_refused() -> None:
     context = object()
     given = {"context": context, "should_keep_data": False, "root": "hdfs:///user/ann/hopsgpu"}

@@ -22,9 +22,9 @@ from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.peer import DriverEndpoint
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.resource_manager import PriorityContainers
-from hopsgpu.yarn.wait_message import WaitFacts
 from tests.conftest import until
 from tests.unit import plans
 
@@ -124,7 +124,7 @@ class Site:
         @contextlib.contextmanager
         def hold_turn(arrived: int) -> Iterator[None]:
             while sum(not job.ended.is_set() for job in self.jobs) >= self.free:
-                clock.report((), "the cluster is full")
+                clock.report((), WaitReason("The cluster is full"))
                 clock.check()
                 request.cancelled.wait(0.01)
             yield
@@ -135,7 +135,7 @@ class Site:
             hosts=lambda count, taken: (),
             end=lambda: None,
             renew=lambda: True,
-            facts=lambda held: WaitFacts("", ""),
+            shortage_reason=lambda held: NO_WAIT,
         )
 
 
@@ -209,7 +209,7 @@ def test_once_one_has_come_others_are_waited_for_behind_all_gangs_and_without_bo
     assert until(lambda: len(site.asked) == 3)
     assert site.asked[2] == (None, True)
     assert not until(lambda: problem_of(lease), 1.0)
-    assert "the cluster is full" in lease.wait_reason
+    assert lease.wait_reason.sentence == "The cluster is full"
 
 
 @pytest.mark.parametrize("free", [0, 4], ids=["none granted", "granted, and none starts"])
@@ -267,11 +267,11 @@ def test_executors_that_end_again_and_again_are_given_back_for_a_while(
         return site.jobs[0].ended.wait(0.1)
 
     assert until(ended)
-    assert until(lambda: "given back (time 1); asks again soon" in lease.wait_reason)
-    assert "before that, 4 ended unexpectedly on node1" in lease.wait_reason
+    assert until(lambda: "ended repeatedly; asks again" in lease.wait_reason.sentence)
+    assert "before that, 4 executors ended unexpectedly on node1" in str(lease.wait_reason)
     assert until(lambda: len(site.jobs) == 2), "asked for again"
     come(site, lease, site.jobs[1])
-    assert until(lambda: "ended unexpectedly" not in lease.wait_reason)
+    assert until(lambda: "ended unexpectedly" not in str(lease.wait_reason))
     assert wanted == 4 or not lease.wait_reason
 
 

@@ -22,6 +22,7 @@ from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.session import default_master
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.core.spec import GangSpec, GpuRequest
+from hopsgpu.core.wait_reasons import WaitReason, other_gang_here
 from hopsgpu.devcluster.node_gpus import PlannedGpu
 from hopsgpu.devcluster.nvidia_smi_standin import standin_script
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError
@@ -151,26 +152,26 @@ def test_a_gang_waits_for_another_ones_gpus(
 ) -> None:
     with Leases(tmp_path / "leases") as first, Leases(tmp_path / "leases") as second:
         assert taking(1, first, pytest.fail) == ["GPU-a"]
-        said: list[str] = []
+        said: list[WaitReason] = []
 
-        def wait(why: str) -> bool:
+        def wait(why: WaitReason) -> bool:
             said.append(why)
             first.release("GPU-a")
             return True
 
         assert taking(2, second, wait) == ["GPU-a", "GPU-b"]
-        assert len(said) == 1 and "GPU-a is leased to another gang" in said[0]
+        assert len(said) == 1 and "GPU-a is leased to another gang" in str(said[0])
 
 
 def test_one_gang_at_a_time_collects_gpus(tmp_path: Path, taking: Callable[..., list[str]]) -> None:
     turn = try_lock(lease_directory({"HOPSGPU_LEASE_DIR": str(tmp_path / "leases")}) / "turn")
     assert turn is not None
-    said: list[str] = []
+    said: list[WaitReason] = []
     with Leases(tmp_path / "leases") as leases:
         with pytest.raises(NoLongerNeeded):
             taking(1, leases, lambda why: bool(said.append(why)))  # type: ignore[func-returns-value]
         assert not leases.addresses
-    assert said == ["another gang on this machine is waiting for GPUs"]
+    assert said == [other_gang_here()]
 
 
 def test_a_container_that_waits_ends_with_whoever_wants_it(
@@ -188,7 +189,7 @@ def test_a_container_that_waits_ends_with_whoever_wants_it(
         assert leases.take(gpu)
         job = ContainerJob(ContainerRequest(driver, 1, None, (), os.getpid()), own, pytest.fail)
         try:
-            assert until(lambda: "leased to another gang" in job.waiting_for), job.reason(0)
+            assert until(lambda: "leased to another gang" in str(job.wait_reason)), job.reason(0)
             job.close()
             assert job.ended.wait(HANG_SECONDS) and job.problem is None
             assert "exit code 0" in job.reason(0)

@@ -20,9 +20,16 @@ from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.core.gang import GangExecutor
+from hopsgpu.core.wait_reasons import (
+    NO_WAIT,
+    WaitReason,
+    ending_surplus,
+    granted_part,
+    requesting,
+    starting_executors,
+)
 from hopsgpu.errors import ConfigError, DiscoveryError, GangTimeout
 from hopsgpu.yarn.resource_manager import PriorityContainers
-from hopsgpu.yarn.wait_message import WaitFacts
 from tests.unit import plans
 
 
@@ -133,7 +140,7 @@ def bringing(cluster: Cluster, executors: int, **asked: Any) -> PlaceholderAcqui
     )
     request = plans.request(told, executors, 60.0, **asked)
     turn = SimpleNamespace(
-        renew=lambda: True, end=lambda: None, facts=lambda held: WaitFacts("", "1 of 4 GPUs free")
+        renew=lambda: True, end=lambda: None, shortage_reason=lambda held: NO_WAIT
     )
     cluster.clock = AcquisitionClock(request)
     application: Any = cluster
@@ -246,19 +253,20 @@ def test_what_was_parked_is_told_once_a_part_was_given_back() -> None:
     again._clock = gang._clock
     # Its time is over before it has told of itself.
     again._clock.report((), again._why())
-    told = "asking YARN; parked before: GPU-2-0 of node2 is bad: a row"
+    told = "Asking YARN for 1 executor; parked before: GPU-2-0 of node2 is bad: a row"
     with pytest.raises(GangTimeout, match=told):
         again.run()
 
 
 def test_many_that_were_parked_are_counted() -> None:
-    told: list[str] = []
+    told: list[WaitReason] = []
     gang = bringing(Cluster([]), 1)
     gang._request.watcher.state = lambda state, hosts, why: told.append(why)  # type: ignore[method-assign]
     for number in range(7):
         gang._clock.note_parked(f"node{number} has Tesla T4, not 'A100'")
-    gang._clock.report((), "YARN has not granted 1")
-    assert told[0].endswith("node4 has Tesla T4, not 'A100' and 2 more") and "node5" not in told[0]
+    gang._clock.report((), requesting(1))
+    (parked,) = told[0].details
+    assert parked.endswith("node4 has Tesla T4, not 'A100' and 2 more") and "node5" not in parked
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
@@ -291,15 +299,15 @@ def test_what_is_for_data_alone_is_no_need_of_others() -> None:
     assert [container.missing_modules for container in containers.values()] == [("pyarrow",)]
 
 
-def test_what_is_told_counts_nobody_twice() -> None:
-    """YARN's counts lag: a request that was granted is still counted, an executor came since."""
+def test_an_executor_that_arrived_is_not_counted_as_starting() -> None:
     gang = bringing(cluster_of(("comes", 1, {})), 2)
-    held = PriorityContainers({"c1": "node1", "c2": "node1"}, pending=2)
-    assert gang._describe_missing(held) == "2 granted and starting"
+    held = {"c1": "node1", "c2": "node2"}
+    assert gang._describe_missing(held, NO_WAIT) == starting_executors(["node1", "node2"], [])
     gang._placeholders[1] = GangExecutor(1, "c1", "node1", "127.0.0.1", ())
-    assert gang._describe_missing(held) == "1 granted and starting"
-    one = PriorityContainers({"c1": "node1"}, pending=2)
-    assert gang._describe_missing(one) == "YARN has not granted 1"
+    assert gang._describe_missing(held, NO_WAIT) == starting_executors(["node2"], ["node1"])
+    assert gang._describe_missing({"c1": "node1"}, NO_WAIT) == granted_part(1, 2, NO_WAIT)
+    gang._placeholders[2] = GangExecutor(2, "c2", "node2", "127.0.0.1", ())
+    assert gang._describe_missing(held, NO_WAIT) == ending_surplus()
 
 
 def test_an_executor_whose_python_lacks_what_the_call_refers_to_is_the_last() -> None:

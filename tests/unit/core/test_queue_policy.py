@@ -11,11 +11,13 @@ from hopsgpu.core.queue_policy import (
     TICKET_TTL_SECONDS,
     Bound,
     Candidate,
+    GangsAhead,
     Offer,
     Probes,
     QueueFile,
     QueueSnapshot,
     Ticket,
+    TurnHolder,
     asking_name,
     count_passes,
     decide_turn,
@@ -52,7 +54,7 @@ def ticket(number: int, executors: int = 1, gpus: int = 1, **other: object) -> T
     return dataclasses.replace(made, **other)  # type: ignore[arg-type]
 
 
-def queue(*tickets: Ticket, generation: int = 0, asking: str | None = None) -> QueueSnapshot:
+def queue(*tickets: Ticket, generation: int = 0, asking: TurnHolder | None = None) -> QueueSnapshot:
     ordered = sorted(tickets, key=lambda t: t.order)
     return QueueSnapshot(tuple((t, "alice") for t in ordered), generation, asking)
 
@@ -103,7 +105,7 @@ def test_the_queue_is_in_order_of_filing_and_the_dead_do_not_count() -> None:
 def test_the_highest_generation_counts_and_even_ones_are_free() -> None:
     taken = [entry(turn_name(2)), entry(turn_name(3)), entry(asking_name(3, "application_9"))]
     seen = read_queue(taken, NOW)
-    assert seen.turn_holder == "application_9 of alice"
+    assert seen.turn_holder == TurnHolder("application_9", "alice")
     assert seen.next_generation == 5
     free = read_queue([*taken, entry(turn_name(4), 9999)], NOW)
     assert free.turn_holder is None
@@ -137,9 +139,9 @@ def test_first_come_first_served() -> None:
 
 
 def test_while_another_asks_nobody_does() -> None:
-    turn = decide_turn(of(ticket(1)), queue(asking="application_9 of bob"), NODES, True)
+    turn = decide_turn(of(ticket(1)), queue(asking=TurnHolder("application_9", "bob")), NODES, True)
     assert not turn.may_take
-    assert "another gang's turn: application_9 of bob" in turn.reason
+    assert turn.obstacle == TurnHolder("application_9", "bob")
 
 
 def test_what_does_not_fit_does_not_ask_but_to_probe_when_it_is_first() -> None:
@@ -205,8 +207,7 @@ def test_searches_that_grow_stand_behind_waiting_gangs() -> None:
 
 def test_it_says_who_is_first_and_how_many_are_before() -> None:
     turn = decide_turn(of(ticket(3)), queue(ticket(1, 2), ticket(2), ticket(3)), NODES, False)
-    assert "2 gangs ahead of this one" in turn.reason
-    assert "application_1_0001 of alice (2 x 1 GPU)" in turn.reason
+    assert turn.obstacle == GangsAhead(2, ticket(1, 2), "alice")
 
 
 def test_passes_are_counted_while_it_is_blocked() -> None:
@@ -476,7 +477,7 @@ def test_only_gangs_ahead_put_one_behind() -> None:
     for own, is_behind in ((first, False), (second, True)):
         turn = decide_turn(of(own), queue(first, second), NODES, is_probe=False)
         assert not turn.may_take and turn.is_behind is is_behind
-    busy = queue(first, asking="another gang")
+    busy = queue(first, asking=TurnHolder("", "bob"))
     assert not decide_turn(of(first), busy, NODES, is_probe=True).is_behind
 
 

@@ -12,6 +12,7 @@ from hopsgpu.artifacts.versions import ModelVersion
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline, WorldReport
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
+from hopsgpu.core.wait_reasons import WaitReason
 from hopsgpu.display.progress import progress_of
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.run import Run
@@ -46,7 +47,7 @@ def result(ranks: int = 2) -> GangResult:
 
 def run() -> Run:
     board = GangBoard("run-1", wanted=2, gpus=1, progress=progress_of("off"))
-    board.state(GangState.WAITING, ["node1"], NASTY)
+    board.state(GangState.WAITING, ["node1"], WaitReason(NASTY))
     return Run(board, threading.Event(), result, lambda body: None)
 
 

@@ -32,8 +32,8 @@ def test_a_later_attempt_is_said_to_be_one() -> None:
     assert describe(again) == "running (attempt 1)"
     assert describe(replace(again, attempt=0)) == "running"
     assert describe(replace(again, state="ready")).endswith("executors on node1 (attempt 1)")
-    starting = replace(again, state="starting", waiting_for="3 of 4 ranks run")
-    assert describe(starting) == "starting ranks (attempt 1): 3 of 4 ranks run"
+    starting = replace(again, state="starting", waiting_for="Starting 4 ranks")
+    assert describe(starting) == "Starting 4 ranks (attempt 1)"
 
 
 def test_the_end_tells_how_long_it_took_for_what() -> None:
@@ -50,13 +50,14 @@ def test_the_end_tells_how_long_it_took_for_what() -> None:
 @pytest.mark.parametrize(
     ("wanted", "waiting", "granted"),
     [
-        (1, "waiting: 0 of 1 executor is here; why", "granted: 1 executor on node1"),
-        (2, "waiting: 0 of 2 executors are here; why", "granted: 2 executors on node1"),
+        (1, "waiting: 0 of 1 executor is here", "granted: 1 executor on node1"),
+        (2, "waiting: 0 of 2 executors are here", "granted: 2 executors on node1"),
     ],
 )
 def test_one_executor_is_no_executors(wanted: int, waiting: str, granted: str) -> None:
-    none = RunStatus("r", "waiting", 0, 0, wanted, (), "why", 1.5)
+    none = RunStatus("r", "waiting", 0, 0, wanted, (), "", 1.5)
     assert describe(none) == waiting
+    assert describe(replace(none, waiting_for="Needs 2 GPUs")) == "waiting: Needs 2 GPUs"
     assert describe(replace(none, state="granted", granted_hosts=("node1",))) == granted
 
 
@@ -71,6 +72,23 @@ def test_data_that_is_written_is_told_of_now_and_then() -> None:
     told = [line.partition(" s: ")[2] for line in err.getvalue().splitlines()]
     assert told[:-1] == [f"writing data: {n} of 40 tasks" for n in (0, 10, 20)]
     assert told[-1].startswith("waiting: ")
+
+
+def test_lines_show_the_sentence_first_and_new_details_below_it() -> None:
+    now, err = 0.0, io.StringIO()
+    lines = RunLines(err=err, clock=lambda: now)
+    status = replace(
+        STATUS, application="application_1_7", queue="default", waiting_details=("a", "b")
+    )
+    for seconds in (0.0, 1.0, 20.0):
+        now = seconds
+        lines.status(status)
+    now = 40.0
+    lines.status(replace(status, waiting_details=("c",)))
+    told = [line.partition(" s: ")[2] for line in err.getvalue().splitlines()]
+    sentence = "waiting: node2 is full"
+    place = "application_1_7 in queue default"
+    assert told == [place, sentence, "  a; b", sentence, sentence, "  c"]
 
 
 def test_a_callable_that_fails_is_told_of_nothing_more() -> None:
@@ -197,13 +215,15 @@ def test_an_elastic_gang_is_told_of_by_its_world() -> None:
 @pytest.mark.parametrize(
     ("hosts", "words"),
     [
-        ((), "waiting for 2 to 4 ranks: 0 executors are here; why"),
-        (("node1",), "waiting for 2 to 4 ranks: 1 executor is here (node1); why"),
+        ((), "waiting for 2 to 4 ranks: 0 of 4 executors are here"),
+        (("node1",), "waiting for 2 to 4 ranks: 1 of 4 executors are here (node1)"),
     ],
 )
 def test_an_elastic_gang_waits_for_its_sizes(hosts: tuple[str, ...], words: str) -> None:
-    waits = RunStatus("r", "waiting", 0, len(hosts), 4, hosts, "why", 1.5, sizes=(2, 4))
+    waits = RunStatus("r", "waiting", 0, len(hosts), 4, hosts, "", 1.5, sizes=(2, 4))
     assert describe(waits) == words
+    full = replace(waits, waiting_for="Queue q is full")
+    assert describe(full) == "waiting for 2 to 4 ranks: Queue q is full"
 
 
 def test_at_the_end_the_worlds_have_a_line_each() -> None:

@@ -220,7 +220,7 @@ def test_a_run_that_succeeded_shows_its_model_and_its_value() -> None:
     out = io.StringIO()
     RunLines(out=out, err=out).status(status)
     told = [line.partition(" s: ")[2] for line in out.getvalue().splitlines()]
-    assert told[1:] == [line.strip() for line in lines if "digits" in line or "value" in line]
+    assert told[2:] == [line.strip() for line in lines if "digits" in line or "value" in line]
     view = record_view(record_of("run-1", model=model.url), "url", 1000.0)
     assert [fact.text for fact in view.facts if fact.name == "model"] == [
         "digits version 3, hdfs://lake/models/digits/3"

@@ -19,6 +19,7 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_record import DataRecord
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
+from hopsgpu.core.wait_reasons import writing_data
 from hopsgpu.data.argument import Data, datasets_of
 from hopsgpu.data.position import Leg, Position
 from hopsgpu.data.rank_shards import RankShards
@@ -143,10 +144,10 @@ def test_what_is_written_is_dealt_told_of_and_removed(feed: Make, home: Path, to
         assert sorted(s["train"].num_rows for s in shards) == [3, 4]
     assert not (home / "data").exists()
     assert told.states == [
-        ("preparing", "writing data.train: 1 of 2 tasks"),
-        ("preparing", "writing data.test: 1 of 2 tasks"),
-        ("preparing", "reading the footers of data.train"),
-        ("preparing", "reading the footers of data.test"),
+        ("preparing", "Writing data.train: 1 of 2 tasks"),
+        ("preparing", "Writing data.test: 1 of 2 tasks"),
+        ("preparing", "Reading the footers of data.train"),
+        ("preparing", "Reading the footers of data.test"),
     ]
     assert one.reference is not None
     size = one.reference["train"].bytes
@@ -290,8 +291,8 @@ def test_a_wide_table_is_told_of_in_bounds(feed: Make, tmp_path: Path) -> None:
 
 def test_states_of_data_come_before_the_wait() -> None:
     board = GangBoard("fit-1", 1, 1, progress_of("off"))
-    board.state(GangState.PREPARING, why="writing data: 1 of 2 tasks")
-    assert board.status().waiting_for == "writing data: 1 of 2 tasks"
+    board.state(GangState.PREPARING, why=writing_data("data", 1, 1, 2))
+    assert board.status().waiting_for == "Writing data: 1 of 2 tasks"
     board.state(GangState.WAITING)
     with pytest.raises(HopsGpuError, match="cannot go from"):
         board.state(GangState.PREPARING)

@@ -6,6 +6,7 @@ import pytest
 
 from hopsgpu.attempts.rank_table import RankTable
 from hopsgpu.core.gang import GangExecutor, GangState, assign_ranks
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
 from hopsgpu.display.progress import progress_of
 from hopsgpu.launcher.elastic_board import ElasticBoard
 from hopsgpu.launcher.elastic_policy import WorldEnd
@@ -34,7 +35,7 @@ class Gang:
 
     def hold(self, held: int, ready: int | None = None, wanted: int = 4, why: str = "") -> None:
         hosts = [f"node{n}" for n in range(held if ready is None else ready)]
-        self.board.record_executors(held, hosts, wanted, why)
+        self.board.record_executors(held, hosts, wanted, WaitReason(why))
 
     def begin(self, executors: int) -> None:
         self.board.start_world([f"node{n}" for n in range(executors)], 2 * executors)
@@ -66,8 +67,8 @@ def spent(gang: Gang) -> tuple[float, float, float, float]:
 def grown() -> Gang:
     """Return a gang with a world of 2 executors from 12 s to 30 s, and of 3 from 34 s to 50 s."""
     gang = Gang()
-    gang.at(5).record_executors(1, ["node0"], 4, "")
-    gang.at(10).record_executors(2, ["node0", "node1"], 4, "")
+    gang.at(5).record_executors(1, ["node0"], 4, NO_WAIT)
+    gang.at(10).record_executors(2, ["node0", "node1"], 4, NO_WAIT)
     gang.begin(2)
     gang.enter(12)
     gang.at(20)
@@ -101,9 +102,9 @@ def test_gpu_seconds_of_a_gang_that_grew() -> None:
 
 def test_executors_that_import_the_frameworks_are_starting_and_wait_for_nobody() -> None:
     gang = Gang()
-    gang.at(5).record_executors(1, ["node0"], 1, "", warming=1)
-    gang.at(20).record_executors(2, ["node0", "node1"], 2, "", warming=1)
-    gang.at(22).record_executors(2, ["node0", "node1"], 2, "", warming=0)
+    gang.at(5).record_executors(1, ["node0"], 1, NO_WAIT, warming=1)
+    gang.at(20).record_executors(2, ["node0", "node1"], 2, NO_WAIT, warming=1)
+    gang.at(22).record_executors(2, ["node0", "node1"], 2, NO_WAIT, warming=0)
     gang.at(23)
     gang.begin(2)
     gang.enter(24)

@@ -6,6 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from hopsgpu.core.wait_reasons import (
+    NO_WAIT,
+    WaitReason,
+    gave_all_back,
+    growing,
+    loading_frameworks,
+    missing_executors,
+    resizing,
+)
 from hopsgpu.launcher.elastic_policy import (
     SETTLE_SECONDS,
     DurableCheckpoints,
@@ -396,25 +405,25 @@ def test_checkpoints_count_again_if_the_ranks_never_come_to_the_agreed_step() ->
 # --- what is said of it ----------------------------------------------------------------------
 
 
+FULL = WaitReason("Queue q is full", (), "queue q")
+
+
 def test_what_a_gang_waits_for_is_said() -> None:
     gang = running()
-    assert outlook(gang, wanted=2, gpus=1, why="") == ""
-    assert outlook(gang, wanted=3, gpus=1, why="") == "waits for 1 more executor"
-    assert outlook(gang, wanted=4, gpus=1, why="queue q is at its limit") == (
-        "waits for 2 more executors: queue q is at its limit"
-    )
+    assert outlook(gang, wanted=2, gpus=1, why=NO_WAIT) == NO_WAIT
+    assert outlook(gang, wanted=3, gpus=1, why=NO_WAIT) == missing_executors(1, NO_WAIT)
+    assert outlook(gang, wanted=4, gpus=1, why=FULL) == missing_executors(2, FULL)
 
 
 def test_a_growth_that_waits_for_a_checkpoint_is_said() -> None:
     gang = running()
     arrive(gang, 3, "c", 400.0)
     assert gang.decide(400.0).needs_checkpoint
-    assert outlook(gang, wanted=4, gpus=1, why="node4 is full") == (
-        "grows by 1 executor at its next checkpoint; waits for 1 more executor: node4 is full"
-    )
+    expected = growing(1).before(missing_executors(1, FULL))
+    assert outlook(gang, wanted=4, gpus=1, why=FULL) == expected
     gang.record_checkpoint(401.0)
     assert gang.decide(401.0).stop_reason is WorldEnd.GREW
-    assert outlook(gang, wanted=3, gpus=1, why="") == "the ranks start again as a larger world"
+    assert outlook(gang, wanted=3, gpus=1, why=NO_WAIT) == resizing(is_growth=True)
 
 
 @pytest.mark.parametrize(("gpus", "given"), [(1, "2 GPUs"), (2, "4 GPUs"), (0, "2 executors")])
@@ -422,21 +431,20 @@ def test_what_a_gang_is_about_to_give_is_said(gpus: int, given: str) -> None:
     gang = running(hosts="abcd")
     gang.reclaimed_count = 3  # one more than it has above its minimum
     gang.decide(20.0)
-    assert outlook(gang, wanted=4, gpus=gpus, why="") == (
-        f"gives {given} to waiting gangs at its next checkpoint"
-    )
+    outlook_before = outlook(gang, wanted=4, gpus=gpus, why=NO_WAIT)
+    assert outlook_before.sentence == f"Gives {given} to waiting gangs at its next checkpoint"
     gang.record_checkpoint(21.0)
     assert gang.decide(21.0).stop_reason is WorldEnd.GAVE_WAY
-    assert outlook(gang, wanted=4, gpus=gpus, why="") == "the ranks start again as a smaller world"
+    assert outlook(gang, wanted=4, gpus=gpus, why=NO_WAIT) == resizing(is_growth=False)
 
 
 def test_without_a_world_the_reason_alone_is_said() -> None:
-    assert outlook(policy(), wanted=4, gpus=1, why="node1 is full") == "node1 is full"
+    assert outlook(policy(), wanted=4, gpus=1, why=FULL) == FULL
     cold = policy()
     cold.add_executor(1, "a", 0.0)
-    assert outlook(cold, wanted=4, gpus=1, why="").startswith("1 executor cannot start ranks yet")
-    assert outlook(cold, wanted=4, gpus=1, why="node1 is full") == "node1 is full"
-    assert outlook(policy(), wanted=0, gpus=1, why="").startswith("gave its executors back")
+    assert outlook(cold, wanted=4, gpus=1, why=NO_WAIT) == loading_frameworks(1)
+    assert outlook(cold, wanted=4, gpus=1, why=FULL) == FULL
+    assert outlook(policy(), wanted=0, gpus=1, why=NO_WAIT) == gave_all_back()
 
 
 def test_ranks_are_asked_only_once_they_run_and_again_if_they_did_not_agree() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.core.gang import Exclusions, GangState
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason, other_launch
 from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.launcher import held_gang
 from hopsgpu.launcher.held_gang import AllocatorThread
@@ -23,9 +24,9 @@ from tests.unit import plans
 
 class Watcher:
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.told: list[tuple[str, WaitReason]] = []
 
-    def state(self, state: GangState, hosts: Any, why: str = "") -> None:
+    def state(self, state: GangState, hosts: Any, why: WaitReason = NO_WAIT) -> None:
         self.told.append((state.value, why))
 
     def warn(self, text: str) -> None:
@@ -92,7 +93,7 @@ def test_a_launch_that_waits_for_its_turn_says_so(keeper: AllocatorThread) -> No
     thread = in_thread(later)
     assert until(lambda: bool(told))
     ((state, why),) = told
-    assert state == "preparing" and "another launch" in why
+    assert (state, why) == ("preparing", other_launch())
     assert not had.is_set()
     may_end.set()
     assert had.wait(HANG_SECONDS)

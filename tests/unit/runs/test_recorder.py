@@ -18,6 +18,7 @@ from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import GangExecutor, GangState, assign_ranks
 from hopsgpu.core.run_record import parse
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
+from hopsgpu.core.wait_reasons import WaitReason
 from hopsgpu.display.progress import progress_of
 from hopsgpu.errors import StoreError
 from hopsgpu.runs.active_run import ActiveRun
@@ -99,6 +100,7 @@ class Recorded:
         intervals: RecordingIntervals = OFTEN,
     ) -> None:
         self.file = directory / "run.json"
+        self.now = 1e9
         self.board = GangBoard("fit-1", 1, 1, progress_of("off"))
         self.background = Background("records")
         self.cancelled = threading.Event()
@@ -107,7 +109,7 @@ class Recorded:
         site: Any = SimpleNamespace(id="application_1", user="alice", versions={})
         plan = replace(plan_for(spec), paths={"run": lake.url})
         active = ActiveRun(plan, site, self.board, self.cancelled, self.background)
-        self.recording = Recording(active, RunDetails, intervals=intervals)
+        self.recording = Recording(active, RunDetails, lambda: self.now, intervals=intervals)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -145,6 +147,7 @@ def test_record_follows_the_run(recorded: Recorded) -> None:
         recorded.board.state(GangState.WAITING)
         assert until(lambda: recorded.fields["state"] == "waiting")
         first = recorded.fields["updated"]
+        recorded.now += 1.0
         assert until(lambda: recorded.fields["updated"] > first)
         for state in (GangState.GRANTED, GangState.READY, GangState.STARTING, GangState.RUNNING):
             recorded.board.state(state)
@@ -178,15 +181,18 @@ def test_record_follows_the_run(recorded: Recorded) -> None:
 
 def test_record_keeps_why_the_run_waited(recorded: Recorded) -> None:
     with recorded.recording.watching():
-        for why in ("0 of 4 GPUs free", "2 of 4 GPUs free"):
-            recorded.board.state(GangState.WAITING, why=why)
+        for why in ("Needs 4 GPUs, 0 are free", "Needs 4 GPUs, 2 are free"):
+            reason = WaitReason(why, ("used by x",), "GPUs of x")
+            recorded.board.state(GangState.WAITING, why=reason)
             assert until(lambda why=why: recorded.fields.get("waiting_for") == why)
+            assert recorded.fields["waiting_details"] == ["used by x"]
+            recorded.now += 10.0
         recorded.board.state(GangState.GRANTED)
         assert until(lambda: recorded.fields["state"] == "granted")
     waits = recorded.fields["waits"]
     assert recorded.fields["waiting_for"] == ""
-    assert [wait["why"] for wait in waits] == ["0 of 4 GPUs free", "2 of 4 GPUs free"]
-    assert waits[0]["time"] <= waits[1]["time"] <= recorded.fields["updated"]
+    assert [wait["why"] for wait in waits] == ["Needs 4 GPUs, 2 are free"]
+    assert waits[0]["seconds"] >= 10.0
 
 
 def test_short_run_has_its_first_and_last_record_and_no_logs_before_the_end(

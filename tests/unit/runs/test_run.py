@@ -155,7 +155,7 @@ def test_lines_repeat_a_wait_but_not_at_every_look(capsys: pytest.CaptureFixture
     said = capsys.readouterr()
     assert said.out == "[rank 3 node2] loss 0.1\n"
     assert len(said.err.splitlines()) == 3
-    assert "(node1); YARN is busy" in said.err
+    assert "waiting: YARN is busy" in said.err
     assert describe(replace(status, state="succeeded")) == "succeeded"
 
 

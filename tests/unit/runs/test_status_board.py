@@ -11,6 +11,7 @@ from hopsgpu.attempts.rank_table import FunctionEntry, RankTable
 from hopsgpu.core.gang import GangExecutor, GangState, assign_ranks
 from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.run_values import Timeline
+from hopsgpu.core.wait_reasons import WaitReason
 from hopsgpu.display.base import NoDisplay
 from hopsgpu.display.progress import Shielded, progress_of
 from hopsgpu.errors import HopsGpuError
@@ -42,13 +43,13 @@ def end(ranks: RankTable, rank: int, exit_code: int = 0) -> None:
 def test_status_follows_the_board() -> None:
     told = board()
     assert told.status().state == "requested"
-    told.state(GangState.WAITING, ["node1"], "YARN has not granted the other 1")
+    told.state(GangState.WAITING, ["node1"], WaitReason("Needs 1 GPU", ("why",)))
     status = told.status()
     assert (status.state, status.granted, status.wanted) == ("waiting", 1, 2)
     assert status.granted_hosts == ("node1",)
-    assert "not granted the other 1" in status.waiting_for
+    assert (status.waiting_for, status.waiting_details) == ("Needs 1 GPU", ("why",))
     told.state(GangState.GRANTED, ["node1", "node2"])
-    assert told.status().waiting_for == ""
+    assert (told.status().waiting_for, told.status().waiting_details) == ("", ())
     with pytest.raises(HopsGpuError, match="cannot go from"):
         told.state(GangState.PUBLISHING)
 
@@ -87,7 +88,7 @@ def test_an_upload_that_failed_is_no_idle_time() -> None:
 
 def test_a_run_that_is_tried_again_begins_anew_with_its_phases() -> None:
     told = board()
-    told.state(GangState.PREPARING, why="data")
+    told.state(GangState.PREPARING, why=WaitReason("data"))
     for state in (GangState.WAITING, GangState.GRANTED):
         told.state(state, ["node1"])
     told.mark("granted")

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from hopsgpu.core.queue_policy import Bound, Offer, QueueSnapshot, Ticket, queue_tag
+from hopsgpu.core.queue_policy import Bound, Offer, QueueSnapshot, Ticket, TurnHolder, queue_tag
 from hopsgpu.display.run_view import RunSummary
 from hopsgpu.web.cluster_view import FREE, UNKNOWN, USED, cluster_view, queue_view
 from tests.unit.cli.test_gpus import FOUND
@@ -92,7 +92,11 @@ def test_the_line_in_its_order_and_then_who_waits_without_a_ticket() -> None:
 
 def test_without_yarn_the_line_says_what_tickets_say() -> None:
     view = queue_view(
-        {"a": QueueSnapshot(((ticket(1, "application_7"), "ann"),), 1, "application_6 of bob")},
+        {
+            "a": QueueSnapshot(
+                ((ticket(1, "application_7"), "ann"),), 1, TurnHolder("application_6", "bob")
+            )
+        },
         None,
         [],
     )

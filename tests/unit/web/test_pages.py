@@ -16,7 +16,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from hopsgpu.artifacts.models import ModelStore
-from hopsgpu.core.queue_policy import Bound, QueueSnapshot, Ticket, queue_tag
+from hopsgpu.core.queue_policy import Bound, QueueSnapshot, Ticket, TurnHolder, queue_tag
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.web import page_sources
 from hopsgpu.yarn.application_state import application_state_of
@@ -178,19 +178,22 @@ def test_a_run_that_failed_begins_with_the_traceback(root: Path, client: TestCli
 
 
 def test_a_run_that_goes_on_can_be_cancelled(root: Path, client: TestClient) -> None:
-    put_run(root, RUN, "waiting", waiting_for="2 of 4 GPUs free; held by 'x' of bob")
+    put_run(root, RUN, "waiting", waiting_for="Needs 4 GPUs", waiting_details=["used by 'x'", "y"])
     text = of_run(client)
-    assert "Waits for:" in text and "held by 'x' of bob" in words(text)
+    assert "Needs 4 GPUs" in words(text) and "used by 'x'; y" in words(text)
     assert f'action="../../runs/lake/{RUN}/cancel"' in text and 'data-live="3"' in text
     put_run(root, OTHER, "succeeded")
     assert "<form" not in of_run(client, OTHER) and "data-live" not in of_run(client, OTHER)
 
 
 def test_why_a_run_waited_is_told_afterwards(root: Path, client: TestClient) -> None:
-    waits = [{"time": 5.0, "why": "0 of 4 GPUs free"}, {"time": 9.0, "why": f"held by {EVIL}"}]
+    waits = [
+        {"time": 5.0, "why": "Needs 4 GPUs", "seconds": 30.0},
+        {"time": 9.0, "why": f"{EVIL} uses 2", "seconds": 10.0},
+    ]
     put_run(root, RUN, "succeeded", waits=waits)
     text = of_run(client)
-    assert words(text).index("0 of 4 GPUs free") < words(text).index("held by")
+    assert words(text).index("Needs 4 GPUs for 30.0s") < words(text).index("uses 2 for 10.0s")
     assert "<script>alert" not in text
 
 
@@ -522,7 +525,7 @@ def test_the_queue_shows_who_waits(root: Path) -> None:
         "application_1_0002",
     )
     tickets = ((first, "alice"), (second, EVIL))
-    queue = QueueSnapshot(tickets, 3, f"application_1_0001 of {EVIL}")
+    queue = QueueSnapshot(tickets, 3, TurnHolder("application_1_0001", EVIL))
     client = browser(sources_of(root, lambda: FOUND, lambda: ({"default": (queue, 0)}, ["odd"])))
     text = page(client, "/queue")
     told = words(text)
