@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 
+from tests.bounds import HANG_SECONDS
+
 CONTENDER = """
     import sys, time
     import hopsgpu
@@ -37,7 +39,7 @@ def both_finish(env: dict[str, str], workers: int, launches: int) -> None:
     """Two applications that launch gangs one after the other, all of which come."""
     both = [start_script(env, CONTENDER, workers, launches, 1) for _ in range(2)]
     try:
-        said = [contender.communicate(timeout=100 * launches + 200) for contender in both]
+        said = [contender.communicate(timeout=HANG_SECONDS) for contender in both]
     finally:
         for contender in both:
             contender.kill()

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tests.bounds import HANG_SECONDS
+
 _NO = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
@@ -43,7 +45,7 @@ def refusing_proxy() -> Iterator[Proxy]:
                 except OSError:  # closed
                     return
                 with connection, contextlib.suppress(OSError):
-                    connection.settimeout(5)
+                    connection.settimeout(HANG_SECONDS)
                     proxy.asked.append(connection.recv(4096).decode().partition("\r\n")[0])
                     connection.sendall(_NO)
 

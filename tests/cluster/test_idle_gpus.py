@@ -35,7 +35,6 @@ def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LakePath]:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(idle_runs.SECONDS + 60)
 def test_what_gpus_were_lost_to_is_named_and_idle_ones_are_ended(
     manager: ResourceManager, root: LakePath, gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:

@@ -381,7 +381,7 @@ BUSY_SCHEDULER = """
                 # By name: executors get a copy of this class, and locks cannot be pickled.
                 main = sys.modules["__main__"]
                 main.busy.set()
-                main.over.wait(60)
+                main.over.wait(900)
             return one + other
 
     context = hopsgpu.session("busy scheduler").sparkContext

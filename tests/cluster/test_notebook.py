@@ -24,7 +24,7 @@ def kernel(cluster_env: dict[str, str]) -> Iterator[tuple[KernelManager, Blockin
     client = manager.client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=120)
+        client.wait_for_ready(timeout=HANG_SECONDS)
         yield manager, client
     finally:
         client.stop_channels()

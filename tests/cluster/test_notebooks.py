@@ -68,7 +68,6 @@ def test_each_notebook_is_run() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(600)  # two notebooks, one after the other
 @pytest.mark.parametrize("names", TOGETHER, ids="-".join)
 def test_notebooks(
     names: Sequence[str],

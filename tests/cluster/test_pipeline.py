@@ -53,7 +53,6 @@ def run(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)  # two applications, one after the other
 def test_from_raw_files_to_a_scored_table(
     cluster_env: dict[str, str], hdfs_url: str, tmp_path: Path, gpus_back: Callable[[], int]
 ) -> None:

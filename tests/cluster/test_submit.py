@@ -224,7 +224,6 @@ def test_exit_codes_are_those_of_the_training(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)  # they train one after the other
 def test_jobs_wait_for_their_turn_and_a_detached_one_is_only_accepted(
     env: Env, site: str, job: str, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:

@@ -28,7 +28,7 @@ import typing_extensions
 if "HOPSGPU_CALL" in os.environ:
     raise RuntimeError("a rank runs the driver's script")
 
-SECONDS = 60
+SECONDS = 900
 OFFSET = 3
 UserId = NewType("UserId", int)
 T = TypeVar("T")

@@ -72,7 +72,7 @@ def loads_with_workers() -> None:
                 num_workers=2,
                 collate_fn=Batch,
                 multiprocessing_context=method,
-                timeout=120,
+                timeout=900,
             )
         )
         assert [type(batch) for batch in batches] == [Batch, Batch]

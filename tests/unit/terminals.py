@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from hopsgpu.display.nonblocking import wait_for_room
+from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
 STOP, GO = b"\x13", b"\x11"  # Ctrl-S, Ctrl-Q
@@ -33,7 +34,7 @@ class Person:
         if keys == STOP:
             assert until(lambda: not wait_for_room(self.stream.fileno(), 0.0), step=0.01)
 
-    def sees(self, text: str, seconds: float = 20.0) -> bool:
+    def sees(self, text: str, seconds: float = HANG_SECONDS) -> bool:
         """Reads on until there is a text, or nothing comes for so long."""
         poll = select.poll()
         poll.register(self._master, select.POLLIN)

@@ -63,7 +63,7 @@ os.setgroups([])
 os.setresgid(*[int(sys.argv[2])] * 3)
 os.setresuid(*[int(sys.argv[2])] * 3)
 own = socket.socket(socket.AF_UNIX)
-own.settimeout(10)
+own.settimeout(900)
 """
 STRANGER = (
     ANOTHER

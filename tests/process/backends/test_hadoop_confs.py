@@ -126,7 +126,7 @@ def test_the_name_nodes_of_an_included_file_are_asked(
         loopback = '<configuration><property name="loopback" value="127.0.0.1"/></configuration>'
         (tmp_path / "core-site.xml").write_text(loopback)
         monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-        name_node.settimeout(30)
+        name_node.settimeout(HANG_SECONDS)
         monkeypatch.setattr("hopsgpu.storage.hdfs._QUICK_ANSWER_SECONDS", 1.0)
         with pytest.raises(OSError):
             Hdfs("hdfs://nameservice1", should_fail_fast=True).stat("/")

@@ -16,6 +16,7 @@ from hopsgpu.core.rank_warnings import (
     read_warnings,
     warn_run,
 )
+from tests.bounds import HANG_SECONDS
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_the_agent_sends_each_warning_once(directory: Path) -> None:
 
         warn_run("first")
         following = asyncio.create_task(follow_warnings(directory, ended, send))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(HANG_SECONDS):
             # The rank still runs.
             await arrived.wait()
         warn_run("second")

@@ -71,7 +71,7 @@ def test_started_work_continues_until_its_result_is_fetched() -> None:
         worker.start(go.wait)
         assert not worker.is_idle
         go.set()
-        assert worker.next_result(30) is True
+        assert worker.next_result(HANG_SECONDS) is True
         assert worker.is_idle
 
 
@@ -152,7 +152,7 @@ ENDING = """
         print("and asked", ask("again"), flush=True)
 
     threading.Thread(target=daemon, daemon=True).start()
-    begun.wait(30)
+    begun.wait(900)
 """
 
 

@@ -19,7 +19,7 @@ def failing(error: Exception) -> int:
 
 def test_an_answer_has_its_value_and_how_long_it_took() -> None:
     read = TimedRead("the lake", lambda: 7)
-    answer = read.answer(time.monotonic() + 30)
+    answer = read.answer(time.monotonic() + HANG_SECONDS)
     assert answer is not None and read.is_done
     assert (answer.value, answer.problem) == (7, "") and 0 <= answer.seconds < 30
     assert asyncio.run(read.wait()) == answer
@@ -37,7 +37,7 @@ def test_an_answer_has_its_value_and_how_long_it_took() -> None:
 def test_what_a_read_raises_is_a_problem_in_words(
     error: Exception, problem: str, kind: str
 ) -> None:
-    answer = TimedRead("the lake", lambda: failing(error)).answer(time.monotonic() + 30)
+    answer = TimedRead("the lake", lambda: failing(error)).answer(time.monotonic() + HANG_SECONDS)
     assert answer is not None
     assert (answer.value, answer.problem, answer.kind) == (None, problem, kind)
 
@@ -54,5 +54,5 @@ def test_a_read_goes_on_when_nobody_waits_any_more() -> None:
 
     asyncio.run(give_up())
     may_end.set()
-    answer = read.answer(time.monotonic() + 30)
+    answer = read.answer(time.monotonic() + HANG_SECONDS)
     assert answer is not None and answer.value is True
