@@ -90,6 +90,30 @@ def show_run(run_id: str, as_json: bool) -> None:
 @runs.command()
 @root_option
 @json_option
+@click.argument("references", metavar="ID ID...", nargs=-1, required=True)
+def compare(references: tuple[str, ...], as_json: bool) -> None:
+    """Compare runs: outcome, parameters, last metrics, request, code and environment.
+
+    A * marks what differs. Of the request and the environment, only differences are shown.
+    """
+    from hopsgpu.display.run_comparison import MAX_RUNS, compare_runs
+
+    if not 2 <= len(references) <= MAX_RUNS:
+        raise ConfigError(f"{count_of(len(references), 'run')} to compare: name 2 to {MAX_RUNS}")
+    store = _store()
+    records = [store.record(store.find(reference)) for reference in references]
+    comparison = compare_runs(records, time.time())
+    if as_json:
+        click.echo(json.dumps(comparison.as_json(), indent=2))
+        return
+    from hopsgpu.cli.run_tables import comparison_table
+
+    show(*comparison_table(comparison))
+
+
+@runs.command()
+@root_option
+@json_option
 @click.argument("run_id", metavar="ID")
 def cancel(run_id: str, as_json: bool) -> None:
     """Cancel a run of any session, whose driver checks for this every few seconds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterator, Sequence
 
 from hopsgpu.cli.tables import Fact, Row, TableLayout, headers
@@ -9,6 +10,7 @@ from hopsgpu.core.formats import duration, local_time, size
 from hopsgpu.core.run_record import OTHER_SCHEMA
 from hopsgpu.core.trials import FAILED
 from hopsgpu.display import phrases
+from hopsgpu.display.run_comparison import RunComparison
 from hopsgpu.display.run_facts import BAD, GOOD, PLAIN, STRONG, TONES, WARNING, RunFact
 from hopsgpu.display.run_view import RecordView, RunSummary, SearchView
 from hopsgpu.units import count_of
@@ -19,7 +21,7 @@ _MINUTE = len("2026-11-22 12:16")
 # An ID is typed and begins with the run's name, so it is not cut unless it is very long.
 LIST_LAYOUT = TableLayout(
     right=("TOOK", "RANKS", "GPUS"),
-    least={"RUN": 48, "REQUESTED": 12, "RESULT": 12},
+    least={"RUN": 40, "REQUESTED": 12, "RESULT": 16},
     dropped_first=("RANKS", "REQUESTED", "GPUS", "TOOK"),
     cut_in_front=("REQUESTED",),
 )
@@ -76,6 +78,28 @@ def run_facts(view: RecordView) -> Iterator[Row | Fact]:
         yield from (Fact("left out", part.place, "red") for part in view.score.failed)
     else:
         yield from _ranks(view)
+
+
+def comparison_table(comparison: RunComparison) -> tuple[list[Row | Fact], TableLayout]:
+    """Return the table of `hopsgpu runs compare`, and its layout.
+
+    A letter stands for each run, because several IDs beside each other are wider than a terminal.
+    """
+    letters = string.ascii_uppercase[: len(comparison.run_ids)]
+    rows: list[Row | Fact] = [
+        [(f"{letter}  {run_id}", "")]
+        for letter, run_id in zip(letters, comparison.run_ids, strict=True)
+    ]
+    rows += [[("", "")], headers("  FACT", *letters)]
+    for group in comparison.groups:
+        equal = f" ({group.equal} equal)" if group.equal else ""
+        rows.append([(f"{group.name}{equal}", "bold")])
+        for row in group.rows:
+            mark, style = ("*", "yellow") if row.is_different else (" ", "")
+            rows.append([(f"{mark} {row.name}", style), *((text, style) for text in row.texts)])
+        if group.left_out:
+            rows.append([(f"and {count_of(group.left_out, 'more difference')}", "dim")])
+    return rows, TableLayout(least={"  FACT": 16, **dict.fromkeys(letters, 8)})
 
 
 def _fact(fact: RunFact) -> Fact:

@@ -20,10 +20,11 @@ from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.cli import logs as logs_module
 from hopsgpu.cli import run_commands as runs_module
 from hopsgpu.cli.main import main
-from hopsgpu.cli.run_tables import LIST_LAYOUT, run_rows
+from hopsgpu.cli.run_tables import LIST_LAYOUT, comparison_table, run_rows
 from hopsgpu.cli.tables import align
 from hopsgpu.core import run_record as stored_runs
 from hopsgpu.core.formats import duration, local_time, size
+from hopsgpu.display.run_comparison import ComparisonGroup, ComparisonRow, RunComparison
 from hopsgpu.display.run_view import summary_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake_root import default_root
@@ -79,8 +80,8 @@ def test_a_list_fits_the_terminal_and_its_ids_can_be_typed(root: Path) -> None:
     at_80, at_200 = shown(80), shown(200)
     assert max(map(len, at_80)) <= 80
     assert [line.split()[0] for line in at_80] == ["RUN", NEW, OLD]
-    assert at_80[0].split() == ["RUN", "STATE", "REQUESTED", "TOOK", "GPUS", "RESULT"]
-    assert "digits 3" in at_80[1] and "ValueError: …" in at_80[2]
+    assert at_80[0].split() == ["RUN", "STATE", "TOOK", "GPUS", "RESULT"]
+    assert "digits 3" in at_80[1] and "ValueError: no b" in at_80[2]
     assert "RANKS" in at_200[0] and at_200[2].endswith(
         "ValueError: no batch of this size is left in the table"
     )
@@ -93,6 +94,30 @@ def test_an_application_stands_for_its_newest_run(root: Path) -> None:
         assert json.loads(call("runs", "show", application, "--json").output)["run_id"] == run_id
     missing = told(call("runs", "cancel", "application_1_0009"))
     assert f"application_1_0009 has no run in file://{root}/runs: it has one once" in missing
+
+
+def test_runs_are_compared_side_by_side(root: Path) -> None:
+    put_run(root, OLD, "failed", error="ValueError: no", spec={"workers": 1}, executors=1)
+    put_run(root, NEW, model="hdfs://lake/models/digits/3")
+    lines = call("runs", "compare", OLD, "last").output.splitlines()
+    assert lines[:4] == [f"A  {OLD}", f"B  {NEW}", "", lines[3]]
+    assert lines[3].split() == ["FACT", "A", "B"]
+    assert "outcome" in lines and any(line.startswith("environment (") for line in lines)
+    facts = {tuple(line.split()) for line in lines}
+    assert {("*", "state", "failed", "succeeded"), ("*", "GPUs", "1", "2")} <= facts
+    assert ("*", "model", "-", "digits", "3") in facts and ("user", "alice", "alice") in facts
+    found = json.loads(call("runs", "compare", "--json", OLD, NEW).output)
+    assert found["runs"] == [OLD, NEW] and found["outcome"]["GPUs"] == ["1", "2"]
+    assert "1 run to compare: name 2 to 6" in told(call("runs", "compare", OLD))
+
+
+def test_a_comparison_fits_the_terminal() -> None:
+    rows = tuple(ComparisonRow(f"parameter {n}", (f"'{'x' * 90}{n}'", str(n))) for n in range(3))
+    comparison = RunComparison((OLD, NEW), (ComparisonGroup("parameters", rows, equal=2),))
+    table, layout = comparison_table(comparison)
+    lines = [line.plain for line in align(table, layout, "utf-8", 80)]
+    assert max(map(len, lines)) <= 80
+    assert lines[4:6] == ["parameters (2 equal)", f"* parameter 0  '{'x' * 60}…  0"]
 
 
 def test_logs_wait_for_the_first_run_of_an_application(
