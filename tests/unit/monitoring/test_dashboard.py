@@ -85,3 +85,20 @@ def test_legends_name_labels_that_the_queries_keep() -> None:
             assert metric is not None
             labels = {*kept[1].split(", ")} if kept is not None else LABELS[metric[0]]
             assert named <= labels, (panel["title"], target["expr"])
+
+
+def test_cancelled_runs_have_another_colour_than_failed_ones() -> None:
+    (ends,) = (p for p in PANELS if p["title"] == "Ends of runs, by reason, in an hour")
+    fields = ends["fieldConfig"]
+    colours = {
+        override["matcher"]["options"]: override["properties"][0]["value"]["fixedColor"]
+        for override in fields["overrides"]
+    }
+    assert (
+        colours["cancelled"] == colours["interrupted"] != fields["defaults"]["color"]["fixedColor"]
+    )
+    (hours,) = (p for p in PANELS if p["title"].startswith("GPU hours of runs that ended"))
+    (state,) = hours["fieldConfig"]["overrides"]
+    (mapping,) = state["properties"][1]["value"]
+    colours = {name: option["color"] for name, option in mapping["options"].items()}
+    assert colours["cancelled"] not in (colours["failed"], colours["succeeded"])
