@@ -36,8 +36,8 @@ def preemptable_amount(queues: Sequence[Queue], path: str) -> Amount:
     Args:
         path: path of the one queue.
     """
-    others = (q for q in queues if q.is_leaf and q.is_preemptable and q.path != path)
-    return total((queue.used - queue.share).max_with(NOTHING) for queue in others)
+    preemptable = (q for q in queues if q.is_leaf and q.is_preemptable and q.path != path)
+    return total((q.used - q.share).max_with(NOTHING) for q in preemptable)
 
 
 def _find_queues(queues: Sequence[Queue], name: str) -> list[Queue]:

@@ -154,7 +154,7 @@ class ResourceManager:
         self.addresses = addresses
         self._seconds = seconds
         self._rounding_cache: Rounding | None = None
-        self._fair_preemption: bool | None = None
+        self._is_fair_preempting: bool | None = None
         # Address of the active one of several. It is asked first, so that requests do not wait for
         # a host that is down.
         self._active_address: str | None = None
@@ -257,7 +257,7 @@ class ResourceManager:
             application_id=application_id,
             applications=applications,
             master=master,
-            preemptable=self._preemptable(scheduler, queues, chain[0]),
+            preemptable=self._preemptable(scheduler, queues, chain[0].path),
             problems=tuple(problems),
         )
 
@@ -380,14 +380,14 @@ class ResourceManager:
             )
         return self._rounding_cache
 
-    def _preemptable(self, scheduler: Any, queues: tuple[Queue, ...], own: Queue) -> Amount:
-        """Return what YARN may take from other queues for our own."""
+    def _preemptable(self, scheduler: Any, queues: tuple[Queue, ...], path: str) -> Amount:
+        """Return what YARN may take from other queues for the one of a path."""
         if _is_fair(scheduler):
-            if self._fair_preemption is None:
-                self._fair_preemption = self._property(FAIR_PREEMPTION) == "true"
-            if not self._fair_preemption:
+            if self._is_fair_preempting is None:
+                self._is_fair_preempting = self._property(FAIR_PREEMPTION) == "true"
+            if not self._is_fair_preempting:
                 return NOTHING
-        return preemptable_amount(queues, own.path)
+        return preemptable_amount(queues, path)
 
     def _acls(self) -> bool | None:
         value = self._property("yarn.acl.enable")
