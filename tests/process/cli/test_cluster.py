@@ -84,6 +84,8 @@ def test_options_reach_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "60",
         "300",
         "--preemption",
+        "--timeout",
+        "600",
     ]
     assert CliRunner().invoke(main, ["cluster", "up", *args]).exit_code == 0
     assert CliRunner().invoke(main, ["cluster", "up"]).exit_code == 0
@@ -97,6 +99,7 @@ def test_options_reach_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     }
     given |= {"simple_web": None, "token_lifetimes": (60.0, 300.0)}
     given |= {"https": True, "namenode_ha": True, "resourcemanager_ha": None, "preemption": True}
+    given["timeout"] = 600.0
     for _, options in calls:
         assert isinstance(options, dict) and options.pop("say")
     # Of what is not given, that of a cluster that runs is kept.
