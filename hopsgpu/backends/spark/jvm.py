@@ -12,13 +12,14 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext, SparkStageInfo
 
 from hopsgpu.backends.spark.log4j import suppressed
+from hopsgpu.backends.spark.release_messages import KilledExecutor, ReleaseMessages
 from hopsgpu.errors import HopsGpuError
 
 # Spark's scheduler logs this message every 15 s, until the application's first task runs.
@@ -62,6 +63,7 @@ class Jvm:
         self._context = context
         self._scala: Any = context._jsc.sc()
         self._flipping = threading.Lock()
+        self._release_messages = ReleaseMessages()
 
     def error_text(self, error: BaseException) -> str:
         """Return the text that a record shows for an error that ended a run.
@@ -330,9 +332,23 @@ class Jvm:
             why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
             log.info("Spark adapts its targets at its own pace: %s", why)
 
-    def kill(self, executors: Iterable[str]) -> None:
-        """Kill executors, busy or not, without changing the target."""
+    def kill(self, executors: Collection[str]) -> None:
+        """Kill executors, busy or not, without changing the target.
+
+        For some minutes, Spark does not log what follows from it.
+        """
+        ended = [KilledExecutor(executor, self._address(executor)) for executor in executors]
+        self._release_messages.suppress(self._context._jvm, ended)
         self._backend().killExecutors(self._seq(executors), False, False, True)
+
+    def _address(self, executor: str) -> str:
+        """Return host and port of an executor's connection to the driver; "" if not known."""
+        try:
+            data = getattr(self._backend(), _EXECUTORS)().get(executor)
+            return str(data.get().executorAddress().hostPort()) if data.isDefined() else ""
+        except Py4JError as error:  # this Spark has no such members
+            log.debug("the address of executor %s is not known: %s", executor, error)
+            return ""
 
     def shut_down(self, executors: Iterable[str]) -> None:
         """Make Spark's driver forget executors, and send them StopExecutor.
@@ -363,7 +379,11 @@ class Jvm:
         self._backend().doKillExecutors(self._seq(executors))
 
     def cancel(self, tag: str) -> None:
-        """Cancel the jobs with a tag, even while Spark retries its check for free slots."""
+        """Cancel the jobs with a tag, even while Spark retries its check for free slots.
+
+        For some minutes, Spark does not log that their tasks are killed.
+        """
+        self._release_messages.suppress(self._context._jvm, [tag])
         self._context.cancelJobsWithTag(tag)
 
     def is_stage_active(self, group: str) -> bool:

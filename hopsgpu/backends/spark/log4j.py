@@ -1,11 +1,40 @@
-"""A temporary filter for messages in Spark's log that hopsgpu replaces by its own."""
+"""Temporary filters for messages in Spark's log that hopsgpu causes or replaces by its own."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+
+class Log4jFilters:
+    """Filters that are installed in Spark's log; `remove` them.
+
+    Args:
+        regexes_by_logger: regular expressions of the beginnings of messages that are not logged.
+    """
+
+    def __init__(self, jvm: Any, regexes_by_logger: Mapping[str, Sequence[str]]) -> None:
+        # Import it only here: py4j may belong to a cluster's own Spark, which a session finds
+        # first.
+        from py4j.protocol import Py4JError
+
+        self._errors = (Py4JError, OSError)
+        self._installed: list[tuple[Any, Any]] = []
+        # If Spark does not log with Log4j 2, py4j takes a missing class for a package, without
+        # methods. Other code reports the end of the JVM or of the interpreter.
+        with contextlib.suppress(TypeError, *self._errors):
+            for config, regexes in _by_config(jvm, regexes_by_logger):
+                deny = _filter(jvm, regexes)
+                config.addFilter(deny)
+                self._installed.append((config, deny))
+
+    def remove(self) -> None:
+        with contextlib.suppress(*self._errors):
+            for config, deny in self._installed:
+                config.removeFilter(deny)
 
 
 @contextlib.contextmanager
@@ -17,41 +46,42 @@ def suppressed(jvm: Any, logger: str, *messages: str) -> Iterator[None]:
     Args:
         messages: prefixes of the messages.
     """
-    # Import it only here: py4j may belong to a cluster's own Spark, which a session finds first.
-    from py4j.protocol import Py4JError
-
-    try:
-        config, deny = _config_of(jvm, logger), _filter(jvm, messages)
-        config.addFilter(deny)
-    except (Py4JError, TypeError):  # py4j takes a missing class for a package, without methods
-        yield
-        return
+    filters = Log4jFilters(jvm, {logger: [re.escape(message) for message in messages]})
     try:
         yield
     finally:
-        # Other code reports the end of the JVM or of the interpreter.
-        with contextlib.suppress(Py4JError, OSError):
-            config.removeFilter(deny)
+        filters.remove()
 
 
-def _config_of(jvm: Any, logger: str) -> Any:
-    """Return the configuration that applies to a logger: usually the root's.
+def _by_config(
+    jvm: Any, regexes_by_logger: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Any, Sequence[str]]]:
+    """Yield the configurations that apply to loggers, mostly the root's alone, with all regexes.
 
-    A separate configuration of the logger would change its level, which Spark would take for the
+    A separate configuration of a logger would change its level, which Spark would take for the
     user's choice.
     """
     # The current thread may have another class loader and so another configuration.
     loader = jvm.java.lang.ClassLoader.getSystemClassLoader()
     context = jvm.org.apache.logging.log4j.LogManager.getContext(loader, False)
-    return context.getConfiguration().getLoggerConfig(logger)
+    configuration = context.getConfiguration()
+    configs: dict[str, Any] = {}
+    regexes: dict[str, list[str]] = defaultdict(list)
+    for logger, of_logger in regexes_by_logger.items():
+        config = configuration.getLoggerConfig(logger)
+        name = str(config.getName())
+        configs[name] = config
+        regexes[name] += of_logger
+    for name, config in configs.items():
+        yield config, regexes[name]
 
 
-def _filter(jvm: Any, messages: Sequence[str]) -> Any:
+def _filter(jvm: Any, regexes: Sequence[str]) -> Any:
     core = jvm.org.apache.logging.log4j.core
     results = core.Filter.Result
     string = jvm.java.lang.Class.forName("java.lang.String")
     no_flags = jvm.java.lang.reflect.Array.newInstance(string, 0)
-    pattern = f"(?s)(?:{'|'.join(map(re.escape, messages))}).*"
+    pattern = f"(?s)(?:{'|'.join(regexes)}).*"
     return core.filter.RegexFilter.createFilter(
         pattern, no_flags, False, results.DENY, results.NEUTRAL
     )
