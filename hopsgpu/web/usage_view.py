@@ -16,7 +16,7 @@ KINDS = ("training", "publishing", "idle")
 _MIN_SLOTS = 14
 _MAX_DATES = 6
 _STEPS = (1, 2, 7, 14, 28)
-_ROUND = (1.0, 2.0, 5.0, 10.0)
+_ROUND = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0)
 
 
 @dataclass(frozen=True)

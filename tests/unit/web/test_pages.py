@@ -147,11 +147,11 @@ def test_runs_that_cannot_be_compared_are_named(root: Path, client: TestClient) 
     put_run(root, RUN)
     put_run(root, OTHER)
     text = page(client, f"/compare?run=lake/{RUN}&run=lake/none")
-    assert "run none:" in text and "Choose at least one more run" in words(text)
+    assert "run none:" in text and "Choose another run or more" in words(text)
     assert f'value="lake/{OTHER}"' in text
     many = "&".join(f"run=lake/r{n}" for n in range(9))
     assert "at most 6 runs are compared" in page(client, f"/compare?{many}")
-    assert "Choose at least one pair of runs" in words(page(client, "/compare"))
+    assert "Choose two runs or more" in words(page(client, "/compare"))
 
 
 def test_roots_of_others_are_chosen(tmp_path: Path) -> None:
