@@ -31,7 +31,8 @@ def test_a_few_days_have_their_dates(days: int, marks: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "top"), [(0.0, 1.0), (0.0025, 0.003), (1.0, 1.0), (5.5, 6.0), (51.0, 100.0), (2e4, 2e4)]
+    ("most", "top"),
+    [(0.0, 1.0), (0.0025, 0.003), (1.0, 1.0), (85.0, 100.0), (51.0, 60.0), (2e4, 2e4)],
 )
 def test_the_hours_have_round_marks(most: float, top: float) -> None:
     view = view_of(3, most)
