@@ -499,7 +499,7 @@ def test_a_usage_error_is_the_scripts(gang: Gang) -> None:
     assert usage.startswith("usage: train.py ") and error.endswith(": --lr")
 
 
-def test_the_message_of_an_exit_is_told(gang: Gang) -> None:
+def test_message_of_an_exit_is_reported(gang: Gang) -> None:
     gang.run(sys.exit, "no data\nin /x")
     ended = gang.wait_for("ended")
     assert (ended["outcome"]["error"], ended["exit_code"]) == ("no data\nin /x", 1)
@@ -792,7 +792,7 @@ def test_a_rank_over_its_memory_is_failed_with_numbers(gang: Gang) -> None:
     assert pickle.loads(gang.wait_for("ended").payload) > 0
 
 
-def test_what_a_ranks_child_uses_is_the_ranks(gang: Gang, tmp_path: Path) -> None:
+def test_memory_of_child_processes_counts_for_the_rank(gang: Gang, tmp_path: Path) -> None:
     file = tmp_path / "pids"
     gang.run(uses_in_a_child, 400, str(file), memory=200 * MIB)
     ended = gang.wait_for("ended")
@@ -828,7 +828,7 @@ def test_a_rank_below_its_memory_stays(gang: Gang) -> None:
     assert 100 * MIB < ended["peak_memory"] < 200 * MIB
 
 
-def test_what_forked_children_share_counts_once(gang: Gang) -> None:
+def test_shared_memory_of_forked_children_counts_once(gang: Gang) -> None:
     def train() -> None:
         kept = bytearray(b"x") * (200 * MIB)
         told, go = os.pipe(), os.pipe()
@@ -885,7 +885,7 @@ def test_models_are_uploaded_from_the_container(gang: Gang) -> None:
     assert gang.process.wait(HANG_SECONDS) == 0
 
 
-def test_an_upload_that_the_lake_refuses_is_told(gang: Gang) -> None:
+def test_refused_upload_is_reported(gang: Gang) -> None:
     def train() -> None:
         import hopsgpu
 
@@ -899,7 +899,7 @@ def test_an_upload_that_the_lake_refuses_is_told(gang: Gang) -> None:
     assert "models/net" in gang.wait_for("publish-failed")["reason"]
 
 
-def test_an_unfit_name_is_told_before_anything_is_uploaded_and_of_its_rank(gang: Gang) -> None:
+def test_invalid_name_of_a_rank_is_reported_before_any_upload(gang: Gang) -> None:
     def train() -> None:
         import hopsgpu
 
@@ -1014,7 +1014,7 @@ def test_what_each_rank_has_saved_is_told_and_with_which_the_step_is_complete(ga
     assert told == [True, True, False, True]
 
 
-def test_a_checkpoint_that_the_lake_refuses_is_told_and_raised_by_the_next(gang: Gang) -> None:
+def test_refused_checkpoint_is_a_warning_and_raised_by_the_next_save(gang: Gang) -> None:
     def train(told: str) -> str:
         import hopsgpu
 
@@ -1050,7 +1050,7 @@ def test_large_values_go_by_the_lake_with_a_digest(gang: Gang) -> None:
     assert pickle.loads(file.read_bytes()) == bytes(2**21)
 
 
-def test_a_lake_that_refuses_a_value_is_told(gang: Gang) -> None:
+def test_refused_value_is_reported(gang: Gang) -> None:
     (gang.lake / "runs/r/values").write_text("in the way")
     gang.run(functools.partial(bytes, 2**21))
     outcome = gang.wait_for("ended")["outcome"]
@@ -1424,7 +1424,7 @@ def _leave_results(paths: list[str]) -> None:
         ("lightning_logs/version_0/hparams.yaml", "default_root_dir="),
     ],
 )
-def test_results_that_are_removed_with_the_working_directory_are_said(
+def test_results_removed_with_the_working_directory_are_a_warning(
     gang: Gang, path: str, said: str
 ) -> None:
     gang.run(_leave_results, [path, "notes.txt", "wandb/latest-run", "runs/notes.txt"])

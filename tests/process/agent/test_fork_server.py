@@ -207,7 +207,7 @@ def test_sigusr1_has_a_hanging_rank_write_where_it_is_and_go_on(
         ),
     ],
 )
-def test_where_forking_is_not_safe_the_rank_is_a_fresh_interpreter(
+def test_rank_is_a_fresh_interpreter_if_forking_is_unsafe(
     here: Container, source: str, said: str
 ) -> None:
     here.module("odd", source)
@@ -418,9 +418,7 @@ def test_a_spare_that_is_killed_costs_nothing(
 
 
 @pytest.mark.parametrize("hangs_up", [False, True])
-def test_a_spare_that_does_not_take_what_it_is_told_is_killed(
-    tmp_path: Path, hangs_up: bool
-) -> None:
+def test_spare_that_does_not_read_its_request_is_killed(tmp_path: Path, hangs_up: bool) -> None:
     ours, theirs = socket.socketpair()
     with theirs, subprocess.Popen([sys.executable, "-c", functions.FOREVER]) as process:
         if hangs_up:
@@ -536,7 +534,7 @@ def test_a_server_that_is_frozen_is_done_without(impatient: Container) -> None:
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_what_a_frozen_server_had_forked_does_not_run_twice(
+def test_fork_of_a_frozen_server_does_not_run_twice(
     impatient: Container, tmp_path: Path, ends: bool
 ) -> None:
     here, file = impatient, tmp_path / "ran"
@@ -624,7 +622,7 @@ def hollow_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("hollow_torch")
-def test_the_driver_is_told_of_a_store_that_could_not_be_made(
+def test_failed_store_is_a_warning(
     gang: Gang,  # noqa: F811
 ) -> None:
     assert reserve(gang, store=1, frameworks=("torch",))["store"] is None
@@ -813,7 +811,7 @@ def test_threads_that_a_fork_loses_are_named() -> None:
     assert problem is not None and problem.endswith("(grpc, pool)")
 
 
-def test_cuda_that_was_touched_is_told() -> None:
+def test_initialised_cuda_is_named() -> None:
     untouched = {"torch.cuda": SimpleNamespace(is_initialized=lambda: False)}
     assert fork_safety.cuda_use({}, [], is_driver_initialised=False) is None
     assert fork_safety.cuda_use(untouched, [], is_driver_initialised=False) is None

@@ -151,7 +151,7 @@ def test_a_mapped_file_counts(start: Start, tmp_path: Path) -> None:
     assert 100 * MIB < total(measure_memory(pid, 0)) < 130 * MIB
 
 
-def test_one_that_vanished_counts_nothing(start: Start) -> None:
+def test_process_that_vanished_counts_nothing(start: Start) -> None:
     child = subprocess.Popen(["true"])
     child.wait()
     assert measure_memory(child.pid, -1).proportional == {child.pid: 0}

@@ -85,7 +85,7 @@ async def warmed(warm: WarmUp, directory: Path, jvm: int) -> None:
         assert await daemon.warm(spec) is None
 
 
-def test_what_a_holder_has_warmed_the_next_task_finds(
+def test_next_task_finds_the_warm_servers_of_a_placeholder(
     server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warm = user_module(tmp_path)
@@ -104,7 +104,7 @@ def test_what_a_holder_has_warmed_the_next_task_finds(
     assert until(lambda: not list(tmp_path.glob("hopsgpu/process-daemon-*")))
 
 
-def test_what_a_holder_has_begun_goes_on_for_the_next_task(
+def test_started_work_of_a_placeholder_continues_for_the_next_task(
     server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warm = user_module(tmp_path)

@@ -175,7 +175,7 @@ def said_to(stranger: str, directory: Path, user: int = NOBODY) -> str:
 
 
 @AS_ANOTHER
-def test_a_daemon_of_another_user_is_told_nothing(tmp_path: Path) -> None:
+def test_daemon_of_another_user_is_refused(tmp_path: Path) -> None:
     home = tmp_path / f"process-daemon-{os.getpid()}"
     home.mkdir()
     shutil.chown(home, NOBODY)

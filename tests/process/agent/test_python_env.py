@@ -54,7 +54,7 @@ def test_ranks_run_in_an_interpreter_of_their_own(
     assert not [m["text"] for m in gang.seen if m.kind == "warning" and "forked" in m["text"]]
 
 
-def test_what_cannot_be_unpacked_is_told(gang: Gang, tmp_path: Path) -> None:  # noqa: F811
+def test_environment_that_cannot_be_unpacked_is_an_error(gang: Gang, tmp_path: Path) -> None:  # noqa: F811
     (tmp_path / "given").mkdir()
     (tmp_path / "given/mine.py").write_text("A = 2\n")
     env = on_lake(tmp_path / "given", tmp_path)

@@ -66,7 +66,7 @@ def followed(tmp_path: Path, code: str) -> tuple[int, bytes]:
     return exit_code, sent
 
 
-def test_what_c_and_python_write_comes_in_order(tmp_path: Path) -> None:
+def test_output_of_c_and_python_is_in_order(tmp_path: Path) -> None:
     code = """
 import ctypes, os, subprocess, sys
 libc = ctypes.CDLL(None)
@@ -120,7 +120,7 @@ raise LookupError("nothing here")
     assert lines[-1] == "LookupError: nothing here"
 
 
-def test_what_is_written_after_the_rank_by_its_children_comes_too(tmp_path: Path) -> None:
+def test_later_output_of_child_processes_is_kept(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = """
 import os, sys

@@ -58,7 +58,7 @@ def share(name: str, end: str) -> str:
         "jvm",
     ],
 )
-def test_what_a_rank_leaves_in_shared_memory(here: Container, end: str) -> None:
+def test_files_of_a_rank_in_shared_memory_are_removed(here: Container, end: str) -> None:
     name = f"hopsgpu-test-{uuid4().hex}"
 
     async def scenario() -> None:

@@ -120,7 +120,7 @@ def test_the_reason_of_an_abort_is_kept_and_the_stacks_are_not(library: str) -> 
         ("step 1\nloss nan", ""),
     ],
 )  # fmt: skip
-def test_what_native_code_says_last_is_why(said: str, why: str) -> None:
+def test_last_message_of_native_code_is_the_cause(said: str, why: str) -> None:
     expected = said.splitlines()[-1].strip() if why is ... else why
     for stacks in (STACKS, ""):
         assert why_aborted(last_lines(f"step 1\n{said}\n{stacks}")) == expected

@@ -133,9 +133,7 @@ def test_where_the_shared_directory_goes_away_the_next_link_lies_in_the_own_one(
         assert made.add(own).parts[1] == "proc"
 
 
-def test_what_a_killed_process_has_left_is_removed_and_nothing_else(
-    own: Path, shared: Path
-) -> None:
+def test_only_links_of_killed_processes_are_removed(own: Path, shared: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(own), str(shared)]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     left = Path(ran.stdout.strip())
@@ -298,7 +296,7 @@ def test_a_tasks_links_go_with_it_and_not_others(long: Container) -> None:
 
 
 @pytest.mark.parametrize("victim", ["jvm", "daemon", "task and daemon"])
-def test_who_is_killed_leaves_no_link(tmp_path: Path, victim: str) -> None:
+def test_killed_process_leaves_no_link(tmp_path: Path, victim: str) -> None:
     async def scenario(here: Container) -> Path:
         async with here.connect_daemon() as daemon:
             rank, link = await linked(here, daemon)

@@ -39,7 +39,7 @@ def ended_of(gang: Gang, run_id: str) -> Message:
     return ended
 
 
-def test_what_happens_in_a_slot_leaves_others_alone(gang: Gang, tmp_path: Path) -> None:
+def test_slots_do_not_affect_each_other(gang: Gang, tmp_path: Path) -> None:
     go = str(tmp_path / "go")
     gang.run(waits_for, go, run_id="a", slot=0)
     gang.run(waits_for, go, run_id="b", slot=1)
@@ -110,7 +110,7 @@ def steps_until_pruned() -> tuple[bool, bool, int, dict[str, Any]]:
     return before, context.should_prune(), context.trial.number, dict(context.trial.params)
 
 
-def test_a_trial_that_is_pruned_is_told_and_says_so(gang: Gang, tmp_path: Path) -> None:
+def test_pruned_trial_knows_and_reports_it(gang: Gang, tmp_path: Path) -> None:
     go = tmp_path / "go"
     gang.run(steps_until_pruned, run_id="a", slot=0, trial=Trial(7, {"lr": 0.1}))
     gang.run(waits_for, str(go), run_id="b", slot=1, trial=Trial(8, {}))

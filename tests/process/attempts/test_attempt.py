@@ -549,7 +549,7 @@ def test_parts_of_several_ranks_become_one_version(server: Server, tmp_path: Pat
     assert (version.manifest["run_id"], version.manifest["framework"]) == ("run-1", "jax")
 
 
-def test_who_left_nothing_has_no_part_in_it(server: Server, tmp_path: Path) -> None:
+def test_rank_without_files_does_not_publish(server: Server, tmp_path: Path) -> None:
     launched, publisher = two_that_left(server, tmp_path, {"a": facts_of(b"from 0")})
     left = publisher.find_files()
     assert left == {0: ModelFiles(1, 4)}
@@ -588,9 +588,7 @@ def test_a_conflict_between_ranks_leaves_no_version_and_keeps_what_was_uploaded(
     assert [(staging / str(rank) / "w").read_bytes() for rank in range(2)] == [b"from 0", b"from 1"]
 
 
-def test_what_was_uploaded_is_kept_where_the_lake_refuses_the_version(
-    server: Server, tmp_path: Path
-) -> None:
+def test_uploaded_files_are_kept_if_the_version_is_refused(server: Server, tmp_path: Path) -> None:
     agents, publisher = uploading(server, tmp_path, ("a", b"from 0"))
     upload = agents[0].further["publish"]
 
@@ -605,7 +603,7 @@ def test_what_was_uploaded_is_kept_where_the_lake_refuses_the_version(
     assert (staging / "0" / "a").read_bytes() == b"from 0"
 
 
-def test_what_a_rank_left_that_cannot_be_published_keeps_what_another_did(
+def test_uploaded_files_are_kept_if_those_of_another_rank_are_invalid(
     server: Server, tmp_path: Path
 ) -> None:
     agents, publisher = uploading(server, tmp_path, ("a", b"from 0"))
@@ -619,7 +617,7 @@ def test_what_a_rank_left_that_cannot_be_published_keeps_what_another_did(
     assert (staging / "0" / "a").read_bytes() == b"from 0"
 
 
-def test_nothing_is_uploaded_where_no_rank_left_what_can_be(server: Server, tmp_path: Path) -> None:
+def test_nothing_is_uploaded_without_valid_files(server: Server, tmp_path: Path) -> None:
     _, publisher = two_that_left(server, tmp_path)
     with pytest.raises(StoreError, match="rank 1 .*: odd$"):
         publisher.publish(f"file://{tmp_path}", {1: ModelFiles(0, 0, "odd")}, VersionDescription())
@@ -745,7 +743,7 @@ def test_ranks_know_where_to_go_on_from(server: Server) -> None:
     assert context["log_dir_url"] == "file:///runs/run-1/tensorboard"
 
 
-def test_what_follows_from_the_chiefs_return_is_no_failure(server: Server) -> None:
+def test_failure_after_the_chiefs_return_is_none(server: Server) -> None:
     async def chief(channel: Channel) -> None:
         await channel.send("started", run_id="run-1", rank=0, pid=1)
         known = {"exit_code": 0, "outcome": {"status": "returned"}, "time": 5.0}
@@ -774,7 +772,7 @@ def test_an_executor_lost_before_the_start(server: Server) -> None:
     assert launched.allocation.lost_keys == {0}
 
 
-def test_one_gpu_in_two_containers_starts_nothing(server: Server) -> None:
+def test_gpu_in_two_containers_prevents_the_start(server: Server) -> None:
     launched = launch(server, say_nothing, gpus=("g0", "g0"))
     with pytest.raises(DiscoveryError, match="g0 .*: container_0 on"):
         launched.training.run()
@@ -837,7 +835,7 @@ def test_what_data_needs_is_asked_of_executors_unless_an_environment_may_bring_i
     assert plans.request(None, has_data=True, python_env=env).needs == ()
 
 
-def test_a_python_that_cannot_read_data_is_said_in_the_rank(
+def test_rank_without_packages_for_data_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a Python that python_env= brought nobody else knows."""

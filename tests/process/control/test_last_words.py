@@ -111,7 +111,7 @@ def returns_on_a_full_disk(size: int) -> bytes:
     return b"v" * size
 
 
-def test_a_value_that_a_full_disk_does_not_take_is_told(gang: Gang) -> None:
+def test_value_that_does_not_fit_on_the_disk_is_reported(gang: Gang) -> None:
     gang.run(returns_on_a_full_disk, 100_000)
     outcome = gang.wait_for("ended")["outcome"]
     assert outcome["status"] == "value lost" and "No space left on device" in outcome["error"]

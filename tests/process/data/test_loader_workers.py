@@ -107,7 +107,7 @@ def test_a_loop_that_is_left_ends_the_workers(source: ParquetSource, tmp_path: P
         assert [(leg.epoch, leg.batches, leg.readers) for leg in data.legs] == [(0, 3, 2)]
 
 
-def test_what_a_loader_cannot_have(source: ParquetSource, tmp_path: Path) -> None:
+def test_invalid_arguments_of_a_loader_are_refused(source: ParquetSource, tmp_path: Path) -> None:
     from torch.utils.data import DataLoader
 
     with rank_of(source, tmp_path) as data:

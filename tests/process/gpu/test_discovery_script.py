@@ -280,7 +280,7 @@ def test_a_gpu_in_use_is_passed_over(told: Node, stranger: int) -> None:
     assert told.start(1, IMPATIENT).gpus == [UUIDS[1]]
 
 
-def test_where_all_are_in_use_one_is_given_out_as_bad(told: Node, stranger: int) -> None:
+def test_gpu_in_use_is_given_out_as_bad_if_there_is_no_other(told: Node, stranger: int) -> None:
     told.play([used(0, stranger), used(1, stranger)])
     (first,) = told.start(1, IMPATIENT).given_out
     assert (first["address"], first["state"]) == (UUIDS[0], "bad")

@@ -187,7 +187,7 @@ def test_what_computes_goes_on_after_an_upgrade_of_the_driver(checked: Checked) 
     assert not line.startswith("ERROR") and str(MISMATCH) in line
 
 
-def test_a_driver_that_is_gone_is_told(checked: Checked) -> None:
+def test_missing_driver_is_reported(checked: Checked) -> None:
     line = checked(NoDriverError("no nvidia-smi"))
     assert not line.startswith("ERROR") and "has a GPU" in line
 

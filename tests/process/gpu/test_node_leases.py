@@ -65,7 +65,7 @@ def as_user(uid: int, act: Callable[[], object]) -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_one_has_it_until_it_gives_it_back(directory: Path) -> None:
+def test_lease_lasts_until_it_is_released(directory: Path) -> None:
     with Leases(directory) as first, Leases(directory) as second:
         assert first.take(A) and not second.take(A)
         assert second.take(B) and second.addresses == [B]
@@ -120,7 +120,7 @@ def test_the_directory_is_made_for_all_whatever_the_umask(environ: dict[str, str
     assert stat.S_IMODE(path.stat().st_mode) == 0o1777
 
 
-def test_ones_own_directory_is_mended(environ: dict[str, str]) -> None:
+def test_own_directory_is_repaired(environ: dict[str, str]) -> None:
     Path(environ["HOPSGPU_LEASE_DIR"]).mkdir(mode=0o700)
     assert stat.S_IMODE(lease_directory(environ).stat().st_mode) == 0o1777
 
@@ -150,7 +150,7 @@ def _socket(path: Path) -> None:
 
 
 @pytest.mark.parametrize("trap", [_link, _hard_link, _socket, os.mkfifo, Path.mkdir])
-def test_what_is_no_lock_file_costs_its_gpu_alone(
+def test_invalid_lock_file_affects_its_gpu_only(
     directory: Path, trap: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(directory)
@@ -166,7 +166,7 @@ def test_what_is_no_lock_file_costs_its_gpu_alone(
 
 
 @pytest.mark.parametrize("address", ["", "GPU-", "..", "GPU-a_b", "GPU-a b", "GPU-a\n", "0"])
-def test_what_is_no_address(directory: Path, address: str) -> None:
+def test_invalid_address_is_refused(directory: Path, address: str) -> None:
     with Leases(directory) as held:
         assert not held.take(address)
         assert "address of a GPU" in held.refused[address]
@@ -237,7 +237,7 @@ def test_a_file_says_whose_it_is(directory: Path, environ: dict[str, str]) -> No
         json.dumps({"user": "\x1b[2Jx" * 99, "pid": [], "x": 1}),
     ],
 )
-def test_what_a_file_says_is_not_trusted(
+def test_content_of_a_lock_file_is_not_trusted(
     directory: Path, environ: dict[str, str], text: str
 ) -> None:
     (directory / A).write_text(text)

@@ -90,7 +90,7 @@ class Reducing:
         return self.call
 
 
-def test_what_cannot_be_loaded_is_refused_and_named() -> None:
+def test_value_that_cannot_be_loaded_is_refused_and_named() -> None:
     wrapped = {"env": [Working(), Delegating(1)]}
     with pytest.raises(ConfigError) as raised:
         check(lambda: wrapped)
@@ -167,7 +167,7 @@ def test_only_calls_that_need_it_are_checked(started: list[list[str]]) -> None:
         (time.sleep, (HANG_SECONDS,), "took too long"),
     ],
 )
-def test_what_is_not_known_is_no_error(
+def test_unknown_result_of_the_check_is_no_error(
     function: Callable[..., Any],
     args: tuple[object, ...],
     logged: str,

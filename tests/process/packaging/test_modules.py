@@ -210,7 +210,7 @@ def test_a_zip_and_what_is_in_one(tmp_path: Path) -> None:
     assert pack_modules([file]).roots == 0
 
 
-def test_what_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
+def test_unreadable_module_is_a_warning(tmp_path: Path) -> None:
     write(tmp_path, "a.py", "b.py")
 
     def refuse(self: Path) -> bytes:
@@ -289,9 +289,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.Mo
     assert pack_modules(import_roots(pytest.raises)).warnings == ()
 
 
-def test_what_spark_was_given_comes_along_unnamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_spark_are_packed_unnamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "added.py", "data.csv")
     for name, module in {"added.zip": "zipped", "hopsgpu.zip": "hopsgpu"}.items():
         with zipfile.ZipFile(tmp_path / name, "w") as archive:

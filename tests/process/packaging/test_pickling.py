@@ -159,7 +159,7 @@ class Accumulating(Accumulator):  # type: ignore[type-arg]
         (Binarizer, "pyspark.ml.feature.Binarizer", "JVM"),
     ],
 )
-def test_what_is_sparks_is_refused_by_name(kind: type, name: str, remedy: str) -> None:
+def test_objects_of_spark_are_refused_by_name(kind: type, name: str, remedy: str) -> None:
     mine = of_spark(kind, _java_obj=of_spark(JavaObject))
 
     def helper() -> object:

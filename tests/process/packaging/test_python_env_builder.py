@@ -86,7 +86,7 @@ def test_packages_are_installed_once(root: LakePath, index: list[str], tmp_path:
         ensure_built(recipe_for(f"{url}0"), root, NEVER)
 
 
-def test_what_is_built_or_reused_is_logged(
+def test_builds_and_reuses_are_logged(
     root: LakePath, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "hopsgpu")
@@ -126,7 +126,7 @@ def test_package_that_pip_cannot_install_is_an_error(root: LakePath, index: list
     "given_by",
     ["variables", *(pytest.param(g, marks=pytest.mark.soak) for g in ("global", "install"))],
 )
-def test_where_a_users_pip_installs_is_no_matter(
+def test_target_of_the_users_pip_configuration_is_ignored(
     root: LakePath, tmp_path: Path, index: list[str], given_by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = {name: "elsewhere" for name in ("prefix", "target", "root")}
@@ -213,7 +213,7 @@ def test_of_two_the_one_whose_claim_was_taken_over_has_the_others(
     assert (tmp_path / "mine" / "x.py").exists()
 
 
-def test_what_somebody_had_a_hand_in_is_made_anew(root: LakePath, tmp_path: Path) -> None:
+def test_changed_environment_is_unpacked_again(root: LakePath, tmp_path: Path) -> None:
     env = ensure_built(recipe_for(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
     LakePath(env.url).write(b"less")
     again = ensure_built(recipe_for(tmp_path / "mine"), root, NEVER)
@@ -239,7 +239,7 @@ def test_environments_are_swept_by_their_last_use(root: LakePath, tmp_path: Path
     assert not old.exists()
 
 
-def test_what_is_no_environment_on_the_lake(root: LakePath, tmp_path: Path) -> None:
+def test_damaged_environments_on_the_lake_are_refused(root: LakePath, tmp_path: Path) -> None:
     given = modules(tmp_path / "mine", mine="A = 1\n")
     env = ensure_built(recipe_for(given), root, NEVER)
     described = LakePath(env.url.rpartition("/")[0]) / "environment.json"
@@ -265,7 +265,7 @@ def test_an_archive_that_is_another_is_not_unpacked(env: PythonEnv, tmp_path: Pa
         unpacker.ensure_unpacked(env, [tmp_path / "node"])
 
 
-def test_what_was_left_half_unpacked_is_begun_again(env: PythonEnv, tmp_path: Path) -> None:
+def test_partly_unpacked_environment_is_unpacked_again(env: PythonEnv, tmp_path: Path) -> None:
     home = unpacker.ensure_unpacked(env, [tmp_path / "node"])
     marker_file(tmp_path / "node", env.digest).unlink()
     (home / "mine.py").write_text("half")

@@ -30,7 +30,9 @@ def venv(at: Path, python: str = PYTHON) -> Path:
     return at
 
 
-def test_each_form_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forms_of_environments_are_distinguished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "requirements.txt"
     file.write_text("humanize==4.9  # pinned\n\n# a comment\nattrs\\\n>=20\n")
@@ -179,7 +181,7 @@ def test_a_directory_that_leads_back_to_itself(tmp_path: Path) -> None:
     assert list(packing.files_of(tmp_path)) == ["package/a.py"]
 
 
-def test_editable_packages_are_told_of(tmp_path: Path) -> None:
+def test_editable_packages_are_warned_of(tmp_path: Path) -> None:
     packages = venv(tmp_path / "venv") / "lib" / PYTHON / "site-packages"
     (packages / "__editable__.mine-1.pth").touch()
     assert "__editable__.mine-1.pth" in recipe_for(packages).warnings()[0]

@@ -28,7 +28,7 @@ def test_kills_are_counted_in_both_hierarchies(
     assert oom_kills(tmp_path / "own", tmp_path / "groups") == 2
 
 
-def test_where_nobody_counts_there_are_none(tmp_path: Path) -> None:
+def test_unknown_counter_gives_no_kills(tmp_path: Path) -> None:
     assert oom_kills(tmp_path / "own", tmp_path) == 0
     (tmp_path / "own").write_text("0::/c\n")
     assert oom_kills(tmp_path / "own", tmp_path) == 0

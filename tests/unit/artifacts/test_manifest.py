@@ -97,7 +97,7 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
     }
 
 
-def test_what_was_checked_passes_again() -> None:
+def test_checked_description_can_be_passed_again() -> None:
     about = VersionDescription(metrics={"loss": math.nan, "up": -math.inf}, data=math.inf, tags="a")
     assert dataclasses.replace(about, framework=None) == about
 

@@ -61,7 +61,7 @@ def test_savers_are_carried_over_to_a_world_of_another_size(
     assert savers(before, (after, [0]), (after, [0])).of(2) == set(must)
 
 
-def test_they_are_carried_over_worlds_that_failed_early() -> None:
+def test_savers_are_carried_over_worlds_that_failed_early() -> None:
     assert savers((4, range(4)), (3, [1]), (2, [0])).of(2) == {0, 1}
 
 

@@ -108,7 +108,7 @@ def test_a_lost_executor_has_the_others_stopped_at_once() -> None:
     assert watched.decide(3.0) is Step.STOP and not watched.ends.pending
 
 
-def test_what_hopsgpu_stopped_is_no_failure() -> None:
+def test_rank_that_hopsgpu_stopped_is_no_failure() -> None:
     watched = Watched()
     assert not watched.end(0, 1.0, "raised", stopped=True)
     assert watched.decide(9.0) is Step.WAIT

@@ -129,7 +129,7 @@ def test_a_rank_that_wrote_nothing_has_an_empty_log(lake: LakePath) -> None:
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ZeroDivisionError])
-def test_what_is_not_taken_over_is_removed(error: type[BaseException] | None) -> None:
+def test_output_that_is_not_taken_over_is_removed(error: type[BaseException] | None) -> None:
     outputs = Outputs(world("node1"), NoDisplay())
     expected = contextlib.nullcontext() if error is None else pytest.raises(error)
     with expected, outputs:
@@ -195,7 +195,7 @@ class FullDisk:
         return getattr(self._file, name)
 
 
-def test_a_full_disk_at_the_driver_ends_the_keeping_and_is_told(
+def test_full_disk_at_the_driver_is_an_error_of_the_log(
     lake: LakePath, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = tempfile.TemporaryFile
@@ -440,7 +440,7 @@ def test_a_lake_that_refuses_for_a_while_has_all_in_the_end(lake: LakePath) -> N
 
 @pytest.mark.parametrize("kind", ["quota", "unreachable", "permission"])
 @pytest.mark.parametrize("came", [b"on", b"one\n"])
-def test_what_is_on_the_lake_stays_where_the_rest_is_refused(
+def test_output_on_the_lake_stays_if_the_rest_is_refused(
     lake: LakePath, monkeypatch: pytest.MonkeyPatch, kind: str, came: bytes
 ) -> None:
     append = LakePath.append

@@ -329,7 +329,7 @@ def test_nothing_is_written_for_a_disconnected_driver(caplog: pytest.LogCaptureF
     assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_a_killed_peer_is_told(server: ControlServer) -> None:
+def test_killed_peer_is_noticed(server: ControlServer) -> None:
     async def reset() -> None:
         channel = await connect("127.0.0.1", server.port, SECRET)
         connection = channel._writer.get_extra_info("socket")

@@ -95,7 +95,7 @@ class Source(asyncio.Transport):
         self.reading = True
 
 
-def test_what_was_not_read_is_no_silence() -> None:
+def test_unread_bytes_are_no_silence() -> None:
     """Only time in which bytes could have come is held against the other end."""
     loop = asyncio.new_event_loop()
     inbox = Inbox(loop)
@@ -117,7 +117,7 @@ def test_what_was_not_read_is_no_silence() -> None:
     loop.close()
 
 
-def test_one_that_is_stuck_in_sending_notices_that_nobody_is_there() -> None:
+def test_blocked_sender_notices_a_lost_peer() -> None:
     """A driver that is stopped takes nothing; what it said before is not read yet."""
 
     async def stuck(port: int, pid: int) -> str:
@@ -178,7 +178,7 @@ def test_a_stopped_driver_is_lost_within_the_bound() -> None:
     assert 2 < seconds < 60
 
 
-def test_those_who_have_nothing_to_say_stay() -> None:
+def test_silent_peers_stay_connected() -> None:
     with (
         serve(SECRET, "127.0.0.1", heartbeat=6) as server,
         process("agents", server.port, SECRET, 1, {"heartbeat": 6}),

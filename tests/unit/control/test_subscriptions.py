@@ -116,7 +116,7 @@ def test_what_is_about_no_run_comes_to_whoever_acquires_the_executors(
     assert (end := server.next_event(HANG_SECONDS)) is not None and end.message is None
 
 
-def test_an_agent_that_left_before_is_told_to_have_left(
+def test_earlier_end_of_a_connection_is_an_event(
     server: ControlServer, agent: Callable[[], Agent]
 ) -> None:
     one = agent()
@@ -143,7 +143,7 @@ def test_only_the_attempt_that_is_subscribed_to_counts(
         assert heard(run) == [(one.key, "started"), (one.key, "left")]
 
 
-def test_who_is_hung_up_on_is_lost_at_once(
+def test_disconnected_peer_is_lost_at_once(
     server: ControlServer, agent: Callable[[], Agent]
 ) -> None:
     one, other = agent(), agent()
@@ -199,7 +199,7 @@ def test_a_listener_is_told_at_once_and_of_what_it_missed(
     assert server.next_event(0.0) is None
 
 
-def test_whoever_waits_is_woken_by_another_thread_and_loses_no_event(
+def test_waiting_thread_is_woken_and_loses_no_event(
     server: ControlServer, agent: Callable[[], Agent]
 ) -> None:
     one = agent()

@@ -35,7 +35,7 @@ def test_no_data() -> None:
     assert datasets_of(None, lambda _: False) is None
 
 
-def test_one_frame_is_written_below_the_run() -> None:
+def test_frame_is_written_below_the_run() -> None:
     datasets = given(Frame())
     assert datasets.is_single and datasets.label("data") == "data"
     assert [name for name, _ in datasets.frames] == ["data"] and not [*datasets.paths]
@@ -107,7 +107,7 @@ def test_paths_are_on_the_default_file_system(path: str, files: str | None, url:
 
 
 @pytest.mark.parametrize("path", ["lake/x", "oss://bucket/x", "s3a:/x", "hdfs:x", "/x#y"])
-def test_what_cannot_be_read_in_place_is_refused(path: str) -> None:
+def test_data_that_cannot_be_read_in_place_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match="DataFrame"):
         url_of(path, FILES)
 
@@ -165,7 +165,7 @@ def test_a_plan_of_many_row_groups_is_small_and_of_too_many_refused(
         data_staging.serialized_shards(given("/x"), {"data": many}, 4)
 
 
-def test_what_is_dealt_comes_whole_or_is_refused() -> None:
+def test_serialized_shards_are_complete_or_refused() -> None:
     shard = Shard("file:///x", (ShardFile("a", 9),), (Slice(0, 1, 2, 3),), 8, b"schema")
     serialized = RankShards({"a": shard, "b": shard}, is_single=False)
     assert RankShards.load(serialized.dump()) == serialized
@@ -199,7 +199,7 @@ def test_the_ranks_of_a_node_share_its_disk(
     assert isinstance(named, dict) and list(named) == ["a", "b"] and asked == [3, 3]
 
 
-def test_footers_are_told_of_and_can_be_given_up(tmp_path: Path) -> None:
+def test_reading_of_footers_is_shown_and_can_be_cancelled(tmp_path: Path) -> None:
     for number in range(3):
         parquet.write_table(pa.table({"n": [number]}), tmp_path / f"{number}.parquet")
     seen = []

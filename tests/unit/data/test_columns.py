@@ -236,7 +236,7 @@ def test_columns_are_chosen_by_name() -> None:
         (["a"], {"a": (1,)}),
     ],
 )
-def test_what_is_no_choice_of_columns_is_refused(columns: Any, shapes: Any) -> None:
+def test_invalid_columns_are_refused(columns: Any, shapes: Any) -> None:
     with pytest.raises(ConfigError, match="columns=|shapes"):
         select_columns(SCHEMA, columns, shapes)
 

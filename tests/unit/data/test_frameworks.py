@@ -73,7 +73,7 @@ def test_torch_tensors(data: RankData) -> None:
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_lists_that_could_be_one_tensor_are_told_once(data: RankData, framework: str) -> None:
+def test_lists_that_could_be_one_tensor_are_warned_of_once(data: RankData, framework: str) -> None:
     dataset = getattr(data, framework)(64, ["image"])
     with pytest.warns(UserWarning, match=r"'image'.*shapes={'image': \(4,\)}$") as told:
         batches = list(dataset)

@@ -203,7 +203,7 @@ def used(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
 
 
-def test_what_is_kept_stays_within_the_budget(
+def test_cached_rows_stay_within_the_budget(
     shards: tuple[Shard, ...], tmp_path: Path, small: None
 ) -> None:
     with RankData(shards[0], tmp_path / "all", BUDGET) as whole:
@@ -227,7 +227,7 @@ def test_nothing_is_left_on_the_disk(shards: tuple[Shard, ...], tmp_path: Path) 
     assert list((tmp_path / "kept").iterdir()) == []
 
 
-def test_what_is_read_after_the_end_makes_no_file(
+def test_reading_after_the_exit_makes_no_file(
     shards: tuple[Shard, ...], tmp_path: Path, small: None
 ) -> None:
     rank = RankData(shards[0], tmp_path / "kept", BUDGET)

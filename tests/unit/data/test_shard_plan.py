@@ -142,6 +142,6 @@ def test_a_shard_travels_as_json() -> None:
 
 
 @pytest.mark.parametrize("dumped", [b"", b"{}", b"[1]", b'{"version": 0}', b"\xff"])
-def test_what_is_no_shard_is_refused(dumped: bytes) -> None:
+def test_invalid_shard_is_refused(dumped: bytes) -> None:
     with pytest.raises(StoreError, match="one version"):
         Shard.load(dumped)

@@ -92,9 +92,7 @@ def test_structs_and_maps_of_several_writers_are_one_table(tmp_path: Path) -> No
         assert [found[name].to_pylist() for name in values] == [2 * v for v in values.values()]
 
 
-def test_what_was_read_of_the_data_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reading_of_the_footers_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hopsgpu.data")
     write(tmp_path, "0", {"a": pa.array([1, 2, 3])})
     read_source(LakePath(f"file://{tmp_path}"))
@@ -276,7 +274,7 @@ def test_files_that_spark_skips_are_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a#b.parquet", "a;b/0.parquet", "below/a?.parquet"])
-def test_names_that_no_url_has_are_told(tmp_path: Path, name: str) -> None:
+def test_invalid_file_names_are_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path, name, {"a": [1]})
     with pytest.raises(ConfigError, match="contains '.*rename"):
         read_source(LakePath(f"file://{tmp_path}"))

@@ -44,7 +44,7 @@ def test_numbers_are_recorded_under_any_name(directory: Path) -> None:
     assert read_warnings(directory) == []
 
 
-def test_what_cannot_be_recorded_is_left_out_with_one_warning_of_each_kind(
+def test_invalid_metrics_are_left_out_with_one_warning_of_each_kind(
     directory: Path,
 ) -> None:
     import torch

@@ -32,9 +32,7 @@ def test_nothing_is_given_where_the_script_did_not_run(
     assert device_fields() == []
 
 
-def test_what_the_script_leaves_is_read_by_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_of_the_script_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     devices = [
         GpuDevice("GPU-1", "NVIDIA A100", 81559, "550.54", Readings(remap_pending=True)),
         GpuDevice("GPU-2", "Simulated A100", 40960, "550.54", Readings("it is lost")),
@@ -54,7 +52,7 @@ def test_what_the_script_leaves_is_read_by_all(
     ]
 
 
-def test_what_discovery_chose_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_choice_of_the_discovery_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hopsgpu.gpu")
     healthy = ContainerGpu("GPU-1", "NVIDIA A100", "550.54", "healthy", "")
     log_container_gpus(ContainerGpus((healthy, ContainerGpu("GPU-2", "", "", "bad", "it is lost"))))

@@ -7,7 +7,7 @@ import pytest
 from hopsgpu.gpu.node.health import BAD, HEALTHY, WATCH, XIDS, Readings, judge_readings, judge_xid
 
 
-def test_nothing_told_is_nothing_wrong() -> None:
+def test_absent_facts_are_no_problems() -> None:
     assert judge_readings(Readings()) == (HEALTHY, "")
 
 
@@ -60,7 +60,7 @@ def test_each_rule(readings: Readings, state: str, words: str) -> None:
     assert words in verdict.reason
 
 
-def test_all_reasons_are_told_the_worst_first() -> None:
+def test_reasons_begin_with_the_worst() -> None:
     verdict = judge_readings(Readings(hw_thermal=True, remap_pending=True, volatile_double_bit=1))
     assert verdict.state == BAD
     first, second, third = verdict.reason.split("; ")

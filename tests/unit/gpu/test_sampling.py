@@ -199,7 +199,7 @@ def test_gpus_are_sampled_by_uuid_in_the_units_that_are_promised() -> None:
     assert nvml.open == 0
 
 
-def test_a_simulated_gpu_is_told_of_once_and_not_sampled(caplog: pytest.LogCaptureFixture) -> None:
+def test_simulated_gpu_is_reported_once_and_not_sampled(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "hopsgpu.gpu")
     told = sampled(FakeNvml(GPU), ["GPU-sim-0", GPU], 4)
     (problem,) = (s.problem for s in told if s.uuid == "GPU-sim-0")
@@ -209,7 +209,7 @@ def test_a_simulated_gpu_is_told_of_once_and_not_sampled(caplog: pytest.LogCaptu
     assert "GPU-sim-0" in message and "Not Found" in message
 
 
-def test_what_a_gpu_does_not_support_is_left_out() -> None:
+def test_unsupported_values_are_left_out() -> None:
     nvml = FakeNvml(GPU)
     nvml.unsupported = {"utilisation", "power"}
     (first, *_) = sampled(nvml, [GPU], 1)
@@ -224,7 +224,7 @@ def test_memory_is_that_of_processes_where_the_driver_can_tell() -> None:
     assert sampled(nvml, [GPU], 1)[0].memory_used == (1 << 30) + RESERVED
 
 
-def test_a_lost_gpu_is_told_of_once_and_asked_again() -> None:
+def test_lost_gpu_is_reported_once_and_queried_again() -> None:
     nvml = FakeNvml(GPU)
     samples = Samples()
 
@@ -264,7 +264,7 @@ def befallen(nvml: FakeNvml, gpus: list[str], change: Callable[[], None]) -> tup
     return events, times
 
 
-def test_xid_events_are_told_with_what_they_mean() -> None:
+def test_xid_events_are_reported_with_their_meaning() -> None:
     nvml = FakeNvml(GPU, "GPU-2", "GPU-3")
     change = [("GPU-2", 31), ("GPU-3", 79), (GPU, 79)]
     events, broken = befallen(nvml, [GPU, "GPU-2"], lambda: nvml.xids.extend(change))
@@ -364,7 +364,7 @@ def problems(nvml: Any, missing: str | None = None) -> tuple[list[GpuSample], di
     return samples.told, asyncio.run(go()).problems
 
 
-def test_without_event_sets_gpus_are_sampled_and_it_is_said() -> None:
+def test_gpus_without_event_sets_are_sampled_with_a_problem() -> None:
     nvml = FakeNvml(GPU)
     nvml.unsupported = {"event sets"}
     told, said = problems(nvml)
@@ -372,7 +372,7 @@ def test_without_event_sets_gpus_are_sampled_and_it_is_said() -> None:
     assert told[1].utilisation == 0 and nvml.open == 0
 
 
-def test_a_module_that_lacks_a_call_is_said_so() -> None:
+def test_module_without_a_call_is_a_problem() -> None:
     class Other(FakeNvml):
         @property
         def nvmlEventSetWait_v2(self) -> Any:

@@ -81,7 +81,7 @@ def test_what_a_function_sets(found: Callable[..., set[Setting]]) -> None:
         (["OMP_NUM_THREADS", "MINE"], []),
     ],
 )
-def test_who_sets_what_hopsgpu_sets_is_told(names: list[str], words: list[str]) -> None:
+def test_reserved_variables_are_warned_of(names: list[str], words: list[str]) -> None:
     imposed = StaticFindings((), frozenset(Setting(name, False) for name in names))
     assert len(imposed.warnings) == len(words)
     for warning, said in zip(imposed.warnings, words, strict=True):
@@ -91,7 +91,7 @@ def test_who_sets_what_hopsgpu_sets_is_told(names: list[str], words: list[str]) 
     assert offered.warnings == () and not offered.has_own_master
 
 
-def test_what_decides_which_code_runs_comes_from_the_driver() -> None:
+def test_variables_that_select_code_come_from_the_driver() -> None:
     driver = {"KERAS_BACKEND": "jax", "OMP_NUM_THREADS": "7", "PATH": "/bin"}
     assert (
         carried_variables(driver)

@@ -34,7 +34,7 @@ def by_value(body: str, **variables: object) -> Callable[..., Any]:
     return function
 
 
-def test_what_goes_by_its_name_is_needed() -> None:
+def test_modules_of_objects_pickled_by_name_are_needed() -> None:
     assert "tests.in_ranks" in imported(in_ranks.where).needed
     assert "tests.in_ranks" in imported(functools.partial(in_ranks.where)).needed
     assert {"pathlib"} <= imported(abs, {"a": pathlib.Path()}).needed
@@ -61,7 +61,7 @@ def test_modules_that_a_function_of_the_script_uses_are_needed(
     assert needed in imported(function).needed
 
 
-def test_what_the_code_imports_is_likely_and_may_be_missing() -> None:
+def test_imports_of_the_code_are_likely_and_may_be_missing() -> None:
     function = by_value(
         "def helper():\n    from away import part\n"
         "class Model:\n    def fit(self):\n        import elsewhere.deep\n"

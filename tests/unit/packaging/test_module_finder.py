@@ -64,7 +64,7 @@ def test_modules_and_packages_of_the_user(project: Write) -> None:
     assert module_sources("u_pkg")[0].root == src
 
 
-def test_what_is_not_the_users() -> None:
+def test_modules_of_others_are_not_the_users() -> None:
     for name in ("json", "sys", "zlib", "numpy", "pytest", "hopsgpu", "__main__", "not_there"):
         assert module_sources(name) == (), name
     assert is_in_environment(Path(sysconfig.get_paths()["stdlib"], "json"))
@@ -196,7 +196,7 @@ def test_modules_that_are_odd(monkeypatch: pytest.MonkeyPatch) -> None:
     assert named("u_lazy.x", "u_object", "u_forbidden.y", "", "builtins") == {}
 
 
-def test_what_the_script_has_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_that_the_script_has_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     class Proxy:
         """As werkzeug's, which raises when nothing stands behind it."""
 

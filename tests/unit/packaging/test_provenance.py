@@ -76,7 +76,7 @@ def test_secrets_are_not_shown_and_numbers_are() -> None:
         ([[[[[1]]]]], [[["builtins.list"]]]),
     ],
 )
-def test_what_json_does_not_know_becomes_a_text(value: object, shown: object) -> None:
+def test_values_without_json_become_texts(value: object, shown: object) -> None:
     assert parameters(0.1, other=value)["other"] == shown
 
 

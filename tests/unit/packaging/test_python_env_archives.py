@@ -72,7 +72,7 @@ def test_a_link_may_be_a_package() -> None:
     assert inspect_archive(files, "env", HERE).modules == ("a", "pkg", "real")
 
 
-def test_what_an_archive_is() -> None:
+def test_archives_are_recognised() -> None:
     assert found("a.py", "b/__init__.py") == ArchiveContents("", None, None, None)
     venv = ("bin/activate", "lib/python3.11/site-packages/a.py", "pyvenv.cfg")
     assert found(*venv) == ArchiveContents("lib/python3.11/site-packages", None, "3.11", None)
@@ -85,7 +85,7 @@ def test_what_an_archive_is() -> None:
     assert found(*venv, "bin/python3.11").interpreter is None
 
 
-def test_what_it_was_compiled_for() -> None:
+def test_machine_of_an_archive_is_recognised() -> None:
     assert found("a.py", x_so=X86_64) == ArchiveContents("", None, None, "x86_64")
     tagged = {"a.cpython-311-x86_64-linux-gnu.so": X86_64}
     assert found("a.py", **tagged) == ArchiveContents("", None, "3.11", "x86_64")
@@ -112,7 +112,7 @@ def test_what_it_was_compiled_for() -> None:
         (("a.py",), {"x_so": b"\xcf\xfa\xed\xfe"}, "compiled for macOS"),
     ],
 )
-def test_what_ranks_could_not_run_with(
+def test_environments_that_ranks_cannot_use_are_refused(
     names: tuple[str, ...], heads: Mapping[str, bytes], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -153,7 +153,9 @@ def inspected(archive: Path) -> ArchiveContents:
         (link("null", "", tarfile.CHRTYPE), "'null' is a device"),
     ],
 )
-def test_what_leads_out_of_an_archive(member: tarfile.TarInfo, words: str, tmp_path: Path) -> None:
+def test_entries_that_lead_out_of_an_archive_are_refused(
+    member: tarfile.TarInfo, words: str, tmp_path: Path
+) -> None:
     archive = tar_of(tmp_path / "env.tar.gz", member, a__py=b"")
     with pytest.raises(ConfigError, match=words):
         inspected(tar_of(archive, member, **{"a.py": b""}))
@@ -163,7 +165,7 @@ def test_what_leads_out_of_an_archive(member: tarfile.TarInfo, words: str, tmp_p
     assert {path.name for path in tmp_path.iterdir()} <= {"env.tar.gz", "home"}
 
 
-def test_what_leads_out_of_an_archive_by_way_of_its_own_links(tmp_path: Path) -> None:
+def test_entries_below_links_that_lead_out_are_refused(tmp_path: Path) -> None:
     """Each name by itself is inside."""
     archive = tar_of(tmp_path / "env.tar.gz", link("dir/up", ".."), link("dir/up/out", "../x"))
     with pytest.raises(ConfigError, match="'dir/up/out' .*outside"):
@@ -216,7 +218,7 @@ def test_zip(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["env.tar.gz", "env.zip", "env.tar", "env.tar.bz2"])
-def test_what_is_no_archive(name: str, tmp_path: Path) -> None:
+def test_damaged_archive_is_refused(name: str, tmp_path: Path) -> None:
     archive = tmp_path / name
     archive.write_bytes(b"no archive of any kind")
     with pytest.raises(ConfigError, match=f"{name} is damaged"):

@@ -137,7 +137,7 @@ def test_a_handler_of_a_file_and_a_bar_with_a_file(tmp_path: Path) -> None:
         assert "its output" in refused(tqdm(total=1, file=file))
 
 
-def test_what_can_be_pickled_but_not_used_is_refused() -> None:
+def test_values_that_are_useless_after_unpickling_are_refused() -> None:
     run = type("Run", (), {"__module__": "wandb.sdk.wandb_run"})()
     message = refused(run)
     assert "wandb.sdk.wandb_run.Run" in message and "wandb.init()" in message

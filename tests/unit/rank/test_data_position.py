@@ -123,7 +123,7 @@ def test_the_next_gang_has_the_rest_of_the_epoch(
 
 @pytest.mark.parametrize("batches", [7, ROWS // SIZE // 2], ids=["in an epoch", "after an epoch"])
 @pytest.mark.parametrize("does_load", [True, False])
-def test_a_gang_that_does_not_load_the_checkpoint_is_told(
+def test_rank_that_does_not_load_the_checkpoint_is_warned(
     source: ParquetSource,
     lake: LakePath,
     ranks: Ranks,

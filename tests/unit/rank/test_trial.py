@@ -12,7 +12,7 @@ import hopsgpu
 from hopsgpu.rank.trial import Trial, ask_to_end, has_seen_end, is_pruning, is_to_end
 
 
-def test_what_json_lacks_comes_as_its_repr() -> None:
+def test_values_without_json_become_their_repr() -> None:
     params = {"a": 1, "b": 0.5, "c": None, "d": (1, "x"), "e": Path("f"), "g": {(1, 2): 3}}
     fields = Trial(3, params).as_fields()
     told = {"a": 1, "b": 0.5, "c": None, "d": [1, "x"], "e": repr(Path("f")), "g": "{(1, 2): 3}"}

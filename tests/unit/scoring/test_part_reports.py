@@ -26,7 +26,7 @@ def test_reports_are_read_from_chunks_that_end_anywhere(size: int) -> None:
     assert [report for chunk in chunks for report in parser.take(chunk)] == REPORTS
 
 
-def test_they_are_reports_of_metrics_too() -> None:
+def test_part_reports_are_reports_of_metrics() -> None:
     chunk = MetricsChunk()
     chunk.add(REPORTS[1].line(100, 2.0))
     told = json.loads(chunk.flush())

@@ -160,7 +160,7 @@ def test_rows_and_data_frames_become_columns() -> None:
         prediction_batch([rows[0], {"label": "N"}], 2, ())
 
 
-def test_what_would_lose_something_is_refused() -> None:
+def test_lossy_predictions_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"'y' .*timestamp\[ns\]"):
         prediction_batch({"y": np.array([1], "M8[ns]")}, 1, ())
 

@@ -26,7 +26,7 @@ def test_rows_count_as_they_are_scored_and_once() -> None:
     assert (status.scored, status.done, there.rows_kept) == (300, 3, 300)
 
 
-def test_what_is_left_out_is_listed_in_order() -> None:
+def test_left_out_parts_are_listed_in_order() -> None:
     there = board()
     for number in (7, 4):
         there.record_left_out(number, FailedPart(100 * number, 100, "somewhere", 3, "no"))

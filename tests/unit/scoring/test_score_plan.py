@@ -46,13 +46,13 @@ def test_other_data_columns_or_models_are_not_resumed(tmp_path: Path) -> None:
         earlier.resume(TABLE, NAMES, "hdfs://lake/models/m/2")
 
 
-def test_a_damaged_plan_is_told(tmp_path: Path) -> None:
+def test_damaged_plan_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "score.json").write_text("{")
     with pytest.raises(StoreError, match=r"score\.json is damaged"):
         EarlierPlan(LakePath(f"file://{tmp_path}"))
 
 
-def test_what_cannot_be_kept_is_refused() -> None:
+def test_columns_that_cannot_be_kept_are_refused() -> None:
     inside = replace(TABLE, instants=frozenset({"id.t"}))
     with pytest.raises(ConfigError, match=r"'id' .*INT96 .*\(id.t\)"):
         chosen_columns(inside, ["x"], ["id"], {})

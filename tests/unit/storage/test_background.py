@@ -49,7 +49,7 @@ def test_works_of_several_keys_are_done_at_once_by_threads_that_end() -> None:
     assert done.is_set()
 
 
-def test_what_goes_wrong_is_told_once_and_ends_nothing() -> None:
+def test_problems_are_kept_once_and_end_nothing() -> None:
     background = Background("records")
     done = threading.Event()
 
@@ -66,7 +66,7 @@ def test_what_goes_wrong_is_told_once_and_ends_nothing() -> None:
     assert background.problems() == ()
 
 
-def test_a_lake_that_hangs_is_waited_for_so_long_and_told() -> None:
+def test_wait_for_a_hung_lake_is_bounded_and_a_problem() -> None:
     background = Background("records")
     goes_on = threading.Event()
     background.put("the record", goes_on.wait)  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ def test_a_lake_that_hangs_is_waited_for_so_long_and_told() -> None:
     assert background.problems() == ()
 
 
-def test_what_is_put_behind_others_is_done_after_them_and_no_others_wait_for_it() -> None:
+def test_work_follows_earlier_work_of_its_key_only() -> None:
     done: list[str] = []
     begun, goes_on = threading.Event(), threading.Event()
     background = Background("records")
@@ -104,7 +104,7 @@ def test_what_is_put_behind_others_is_done_after_them_and_no_others_wait_for_it(
     assert done[-1] == "again" and background.problems() == ()
 
 
-def test_what_is_offered_is_refused_while_much_waits_and_never_waits_itself() -> None:
+def test_try_put_never_waits_and_refuses_if_much_is_pending() -> None:
     background = Background("records")
     goes_on, done = threading.Event(), []
     all_busy = threading.Barrier(33)

@@ -78,7 +78,7 @@ def test_webhdfs_is_asked_directly(proxy: Proxy, redirecting: str) -> None:
     assert proxy.asked == []
 
 
-def test_what_else_the_environment_says_counts(
+def test_other_settings_of_the_environment_count(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Certificates: tests/unit/yarn/test_resource_manager.py."""

@@ -55,12 +55,12 @@ NO_NODES = (
         ("what nobody has seen before", "", False),
     ],
 )
-def test_what_hdfs_native_says(text: str, kind: str, retryable: bool) -> None:
+def test_kinds_of_hdfs_native_errors(text: str, kind: str, retryable: bool) -> None:
     meaning = explain(as_exception(text))
     assert (meaning.kind, meaning.is_retryable) == (kind, retryable)
 
 
-def test_the_first_line_is_told_as_it_was() -> None:
+def test_first_line_of_an_error_is_kept() -> None:
     assert str(as_exception(DENIED)) == (
         'Permission denied: user=mallory, access=EXECUTE, inode="/tmp/private":root:supergroup'
         ":drwx------"
@@ -86,7 +86,7 @@ def test_a_retriable_exception_in_safe_mode_is_safe_mode() -> None:
         (errno.EMFILE, ""),
     ],
 )
-def test_what_the_local_system_says(number: int, kind: str) -> None:
+def test_kinds_of_local_errors(number: int, kind: str) -> None:
     meaning = explain(OSError(number, os.strerror(number), "/a/path"))
     assert (meaning.kind, meaning.reason) == (kind, os.strerror(number))
     assert not meaning.is_retryable
@@ -121,7 +121,7 @@ def test_kinds_that_a_person_can_change_come_with_advice() -> None:
         assert advice in str(explain(as_exception(text)))
 
 
-def test_a_url_without_a_name_node_is_told() -> None:
+def test_url_without_a_name_node_is_explained() -> None:
     """As hdfs-native says it when a client is made."""
     meaning = explain(RuntimeError('InvalidArgument("No fs.defaultFS setting found")'))
     assert meaning.reason == "No fs.defaultFS setting found" and not meaning.is_retryable

@@ -34,9 +34,7 @@ def test_an_answer_has_its_value_and_how_long_it_took() -> None:
         (ZeroDivisionError("odd"), "unexpected ZeroDivisionError: odd", ""),
     ],
 )
-def test_what_a_read_raises_is_a_problem_in_words(
-    error: Exception, problem: str, kind: str
-) -> None:
+def test_error_of_a_read_is_a_problem(error: Exception, problem: str, kind: str) -> None:
     answer = TimedRead("the lake", lambda: failing(error)).answer(time.monotonic() + HANG_SECONDS)
     assert answer is not None
     assert (answer.value, answer.problem, answer.kind) == (None, problem, kind)

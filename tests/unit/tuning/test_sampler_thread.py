@@ -83,7 +83,7 @@ def open_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
         one.thread.close(HANG_SECONDS)
 
 
-def test_it_proposes_ahead_and_is_told(open_session: Callable[..., Session]) -> None:
+def test_sampler_proposes_ahead_and_gets_results(open_session: Callable[..., Session]) -> None:
     session = open_session()
     first, second = session.proposed(2)
     assert (first.number, second.number) == (0, 1)
@@ -163,7 +163,7 @@ def test_backlog_is_completed_after_a_refused_append(
     assert [log["n"] for log in Journal(target).read_logs(0)] == [0, 1, 2, 3, 4]
 
 
-def test_what_is_no_journal_is_refused_with_the_line(tmp_path: Path) -> None:
+def test_invalid_journal_is_refused_with_the_line(tmp_path: Path) -> None:
     content = b'{"op_code":0}\nnot this\nnor this'
     (tmp_path / "journal.log").write_bytes(content)
     with pytest.raises(StoreError, match="line 2 .*b'not this'"):
@@ -299,7 +299,7 @@ def test_a_function_gives_the_arguments(open_session: Callable[..., Session]) ->
     assert one.arguments == {**one.params, "fixed": 3}
 
 
-def test_what_the_users_space_raises_ends_the_search(open_session: Callable[..., Session]) -> None:
+def test_error_of_the_users_space_ends_the_search(open_session: Callable[..., Session]) -> None:
     def space(trial: Any) -> Any:
         raise KeyError("mine")
 
@@ -326,7 +326,7 @@ def test_trials_that_end_after_the_users_space_has_raised_are_kept(
     assert session.study.best_value == 0.5 and len(session.study.trials) == 2
 
 
-def test_an_end_that_optuna_cannot_record_is_told(
+def test_end_that_optuna_cannot_record_is_a_warning(
     open_session: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = open_session()
@@ -337,7 +337,7 @@ def test_an_end_that_optuna_cannot_record_is_told(
     assert isinstance(session.thread.failure, AttributeError)
 
 
-def test_a_trial_that_the_space_does_not_want_is_pruned_and_told(
+def test_trial_that_the_space_prunes_is_reported(
     open_session: Callable[..., Session],
 ) -> None:
     def space(trial: Any) -> None:

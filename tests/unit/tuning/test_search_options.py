@@ -47,9 +47,7 @@ def train(x: float, scale: float = 1.0) -> float:
         ({"train_fn": 3}, "train_fn=3"),
     ],
 )
-def test_what_cannot_work_is_refused_before_any_session_is_looked_for(
-    given: dict[str, Any], told: str
-) -> None:
+def test_invalid_options_are_refused_without_a_session(given: dict[str, Any], told: str) -> None:
     arguments = {"train_fn": train, "space": X, "trials": 2, "max_concurrent": 2, **given}
     with pytest.raises(ConfigError, match=told):
         search_arguments(SearchOptions(**arguments))
