@@ -45,9 +45,6 @@ def run_rows(runs: Sequence[RunSummary]) -> Iterator[Row | Fact]:
             *(str(run.gpus), run.model or run.error or run.waiting_for or "-"),
         )
         yield [*first, *((cell, "") for cell in cells)]
-    for run in runs:
-        if run.waiting_for:
-            yield [(f"{run.run_id}: {run.waiting_for}", "dim")]
     foreign = [run for run in runs if run.problem_kind == OTHER_SCHEMA]
     for run in runs:
         if run.problem and run not in foreign:
