@@ -83,12 +83,28 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path)
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644),
             (os.POSIX_SPAWN_DUP2, 1, 2),
+            *((os.POSIX_SPAWN_CLOSE, fd) for fd in _inherited_descriptors()),
         ],
         setsid=True,
         setsigmask=(),
     )
     # The process is our child and not yet reaped, so /proc has its entry even if it has ended.
     return DaemonProcess.of(pid)
+
+
+def _inherited_descriptors() -> list[int]:
+    """Return the descriptors that a new process would get from this process's parent.
+
+    A daemon that kept them would hold the lock of a script that calls `up` under flock(1).
+    """
+    inherited = []
+    for entry in Path("/proc/self/fd").iterdir():
+        fd = int(entry.name)
+        # The descriptor of the listing itself is closed.
+        with suppress(OSError):
+            if fd > 2 and os.get_inheritable(fd):
+                inherited.append(fd)
+    return inherited
 
 
 def run_logged(argv: Sequence[str], environ: Mapping[str, str], log: Path, stdin: str = "") -> None:

@@ -70,6 +70,15 @@ def test_one_that_ends_by_itself_is_dead_even_unreaped(start: Start) -> None:
     assert comes(lambda: not process.alive)
 
 
+def test_a_daemon_holds_no_file_of_the_caller(start: Start, tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as lock:
+        os.set_inheritable(lock.fileno(), True)
+        process = start("exec sleep 60")
+    assert comes(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+    held = {str(fd.readlink()) for fd in Path(f"/proc/{process.pid}/fd").iterdir()}
+    assert held == {os.devnull, str(tmp_path / "logs" / "node1.log")}
+
+
 def test_one_that_does_not_want_to_end_is_killed(start: Start, tmp_path: Path) -> None:
     process = start("trap '' TERM; echo ready; while :; do sleep 0.05; done")
     assert comes(lambda: "ready" in text(tmp_path / "logs" / "node1.log"))
