@@ -424,7 +424,7 @@ def test_cancelling_is_the_last_thing(
 ) -> None:
     page = opened()
     go(page, url, f"runs/{home.name}/{runs['waiting']}")
-    expect(page.locator("main")).to_contain_text("Waits for:")
+    expect(page.locator("main .waits strong").first).to_be_visible()
     page.get_by_text("Cancel this run").click()
     page.get_by_role("button", name=f"Cancel {runs['waiting']}").click()
     expect(page.locator("main .state").first).to_have_text("cancelled")
