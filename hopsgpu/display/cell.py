@@ -133,24 +133,26 @@ def _plots(picture: Picture) -> Html:
         summary = phrases.metric_summary(plot)
         drawn = lines_image(plot.traces, 200, 36, span=plot.steps)
         image = html.image(drawn, 200, 36, f"{plot.name} {summary}")
-        below = phrases.plot_bounds(plot)
-        cells.append(plot_html(plot.name, f"{plot.value:.4g}", image, phrases.scale(plot), below))
+        below = (phrases.plot_bounds(plot), phrases.rank_bounds(plot))
+        cells.append(plot_html(plot.name, f"{plot.value:.4g}", image, phrases.scale(plot), *below))
     return html.element("div", *cells)
 
 
-def plot_html(name: str, value: str, image: Html, scale: tuple[str, str], below: str) -> Html:
+def plot_html(name: str, value: str, image: Html, scale: tuple[str, str], *below: str) -> Html:
     """Return a small plot with its name and the last value above it.
 
     Args:
         scale: labels of its left and right ends.
-        below: one more line, with the range of the values.
+        below: more lines, with the range of the values.
     """
     named = html.element("span", name, style=_LINE)
     above = html.element("div", named, " ", html.bold(value), style=_NAMED)
     # An empty line keeps its space, so that the lines below do not jump.
-    under = html.element("div", below or Html("&nbsp;"), style=f"{_LINE};opacity:.7")
+    under = (
+        html.element("div", line or Html("&nbsp;"), style=f"{_LINE};opacity:.7") for line in below
+    )
     ends = html.element("div", *(html.element("span", end) for end in scale), style=_SCALE)
-    return html.element("div", above, image, ends, under, style=_PLOT)
+    return html.element("div", above, image, ends, *under, style=_PLOT)
 
 
 def _ranks(picture: Picture) -> Html:

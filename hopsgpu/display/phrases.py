@@ -164,20 +164,19 @@ def metric_summary(plot: Plot) -> str:
     """Return the first rank's first and last value of a metric, and its range over the ranks."""
     first = plot.traces[0][0][1] if plot.traces and plot.traces[0] else plot.value
     change = "" if first == plot.value else f"{first:.4g} → "
-    return f"{change}{plot.value:.4g}{_over_ranks(plot, ' (', ')')}"
+    ranks = rank_bounds(plot)
+    return f"{change}{plot.value:.4g}{f' ({ranks})' if ranks else ''}"
 
 
 def plot_bounds(plot: Plot) -> str:
-    """Return the lowest and the highest value that is drawn, and the range over the ranks."""
+    """Return the lowest and the highest value that is drawn; "" for a single value."""
     values = [value for trace in plot.traces for _, value in trace]
-    bounds = f"{min(values):.4g} … {max(values):.4g}" if len(set(values)) > 1 else ""
-    return f"{bounds}{_over_ranks(plot, '; ' if bounds else '')}"
+    return f"{min(values):.4g} … {max(values):.4g}" if len(set(values)) > 1 else ""
 
 
-def _over_ranks(plot: Plot, before: str = "", after: str = "") -> str:
-    if plot.least == plot.most:
-        return ""
-    return f"{before}ranks {plot.least:.4g} to {plot.most:.4g}{after}"
+def rank_bounds(plot: Plot) -> str:
+    """Return the lowest and the highest last value of all ranks; "" if these are equal."""
+    return "" if plot.least == plot.most else f"ranks {plot.least:.4g} to {plot.most:.4g}"
 
 
 def scale(plot: Plot) -> tuple[str, str]:

@@ -205,8 +205,23 @@ def test_a_cells_plots_are_as_wide_and_as_high_whatever_is_reported() -> None:
         for metrics in (({"loss": 1.0}, {"loss": 1.0}), ({"l" * 90: 0.12345}, {"l" * 90: 1e9}))
     ]
     for shown in plots:
-        assert shown.count("width:204px") == 1 and shown.count("text-overflow:ellipsis") == 2
+        assert shown.count("width:204px") == 1 and shown.count("text-overflow:ellipsis") == 3
     assert "&nbsp;" in plots[0] and "ranks 0.1235 to 1e+09" in plots[1]
+
+
+def test_a_plot_has_the_range_of_its_values() -> None:
+    scene = Scene(TRAINING, 0.0)
+    for step, loss in enumerate((2.5, 0.25, 0.5)):
+        metrics = ({"step": step, "loss": loss}, {"step": step, "loss": loss + 0.01})
+        scene.status(replace(TRAINING, metrics=metrics), step)
+    picture = scene.picture(9.0)
+    assert "0.25 … 2.51" in page(picture, "key") and "ranks 0.5 to 0.51" in page(picture, "key")
+    for encoding, text in (
+        ("utf-8", "2.5 → 0.5 (ranks 0.5 to 0.51)"),
+        ("ascii", "2.5 -> 0.5 (ranks 0.5 to 0.51)"),
+    ):
+        (line,) = (one.plain for one in lines_of(picture, 80, 24, encoding) if "loss" in one.plain)
+        assert line.endswith(text)
 
 
 def test_ranks_that_have_said_nothing_are_in_no_table() -> None:
