@@ -21,10 +21,13 @@ from hopsgpu.errors import HopsGpuError
 from hopsgpu.web import page_sources
 from hopsgpu.yarn.application_state import application_state_of
 from hopsgpu.yarn.cluster_gpus import ClusterGpus
+from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.yarn.silent_runs import SilentRuns
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.unit.cli.test_gpus import FOUND
 from tests.unit.records import DATA, put_run
+from tests.unit.rest import serving
 from tests.unit.searches import trial
 from tests.unit.web.site import RESOURCE_MANAGER, browser, sources_of
 
@@ -551,3 +554,18 @@ def test_one_source_that_hangs_keeps_no_other_page_away(root: Path) -> None:
         finally:
             hangs.set()
         assert until(lambda: "application_1_0001" in page(client, "/"))
+
+
+def test_a_silent_run_is_lost_with_yarns_reason(root: Path) -> None:
+    app = {"id": "application_1_0001", "state": "FAILED", "diagnostics": "on a *lost* node"}
+    apps = "/ws/v1/cluster/apps"
+    put_run(root, RUN, "running", updated=-30.0)
+    sources = sources_of(root)
+    answers = {apps: {"apps": {"app": [app]}}, f"{apps}/{app['id']}": {"app": app}}
+    with serving(answers) as daemon:
+        sources.silent = SilentRuns(ResourceManager((daemon.url,), (10.0, 30.0)))
+        with browser(sources) as client:
+            told = words(of_run(client))
+            listed = words(page(client, "/runs"))
+    assert "application_1_0001 FAILED: on a *lost* node" in told and "Cancel this run" not in told
+    assert "application_1_0001 FAILED: on a *lost* node" in listed
