@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.bounds import HANG_SECONDS
 from tests.docs.pages import ROOT, Block, blocks
 from tests.local_scripts import local_environ, simulate_gpus
 
-SECONDS = 240.0
 LAUNCHERS = ("torchrun", "TorchDistributor", "Horovod", "Ray Train")
 SCRIPTS = [b for b in blocks(ROOT / "docs" / "coming-from.md") if b.language == "python"]
 PAIRS = list(zip(LAUNCHERS, SCRIPTS[::2], SCRIPTS[1::2], strict=True))
@@ -27,15 +28,16 @@ def _loss_of(script: Block, directory: Path, *launcher: str) -> float:
     file = directory / "job.py"
     file.write_text(script.code)
     none = simulate_gpus(directory / "no-gpus", ())
-    environ = local_environ(directory, none, ROOT) | {"RAY_TRAIN_V2_ENABLED": "1"}
-    ran = subprocess.run(
-        [sys.executable, *launcher, str(file)],
-        cwd=directory,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-    )
+    # Ray binds a socket below TMPDIR, whose path must be short.
+    with tempfile.TemporaryDirectory() as short:
+        ran = subprocess.run(
+            [sys.executable, *launcher, str(file)],
+            cwd=directory,
+            env=local_environ(directory, none, ROOT) | {"TMPDIR": short},
+            capture_output=True,
+            text=True,
+            timeout=HANG_SECONDS,
+        )
     losses = [line for line in ran.stdout.splitlines() if line.startswith("loss ")]
     assert (ran.returncode, len(losses)) == (0, 1), ran.stdout + ran.stderr
     return float(losses[0].removeprefix("loss "))
