@@ -50,11 +50,20 @@ def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
     room, tightest = min(bounds, key=lambda bound: bound[0])
     if room >= wanted:
         return Shortage(Bound.NONE, "")
+    if on_nodes[0] <= room and _may_have_all(snapshot, tightest):
+        return on_nodes[1]
     if on_nodes[0] < wanted:
         # The nodes lack capacity, too, which depends on all queues and users. So the kind of the
         # bound is that of the nodes.
         return replace(tightest, bound=on_nodes[1].bound)
     return tightest
+
+
+def _may_have_all(snapshot: Snapshot, missing: Shortage) -> bool:
+    """Return whether the bound is a queue that may have all nodes, and is full because they are."""
+    nodes = total(node.total for node in snapshot.running)
+    limits = (queue.maximum for queue in snapshot.queues if queue.path == missing.queue)
+    return missing.bound is Bound.QUEUE and any(map(nodes.is_within, limits))
 
 
 def obtainable(container: Amount, snapshot: Snapshot) -> tuple[int, Shortage]:

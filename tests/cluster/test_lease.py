@@ -88,9 +88,7 @@ def test_it_tells_what_it_waits_for_gives_up_in_time_and_can_be_cancelled(
     waited = [status for status in seen if status.state == "waiting" and status.waiting_for]
     assert len(waited) > 2
     said = waited[-1].waiting_for
-    assert said == (
-        "Queue root.default has 2 of 4 GPUs left, 3 are needed; this application uses 2 GPUs"
-    )
+    assert said == ("Needs 3 GPUs, 2 are free; this application uses 2 GPUs")
     assert waited[-1].waiting_details[0] == "used by this application (2 GPUs)"
     assert (late.value.granted, late.value.wanted) == (0, 3)
     assert said in str(late.value)
@@ -100,7 +98,7 @@ def test_it_tells_what_it_waits_for_gives_up_in_time_and_can_be_cancelled(
     # A wait without bound goes on telling, and can be cancelled.
     with hopsgpu.hold(**two):
         run = hopsgpu.submit(os.getpid, acquire_timeout=None, progress="off")
-        full = "Queue root.default is at its limit (4 of 4 GPUs in use)"
+        full = "Needs 1 GPU, 0 are free"
         assert until(lambda: full in run.status().waiting_for)
         run.cancel()
         assert run.wait(HANG_SECONDS)

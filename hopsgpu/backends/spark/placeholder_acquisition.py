@@ -256,9 +256,10 @@ class PlaceholderAcquisition:
         """
         wanted, granted = self._request.plan.executors, len(held) - len(self.parked)
         arrived = {c.container_id for c in (*self._placeholders.values(), *self.parked.values())}
+        hosts = [held[container] for container in sorted(held) if container not in arrived]
+        # Spark releases what YARN grants in excess, which are the last containers.
         starting = wait_reasons.starting_executors(
-            [host for container, host in held.items() if container not in arrived],
-            hosts_of(self._placeholders),
+            hosts[: max(wanted - len(self._placeholders), 0)], hosts_of(self._placeholders)
         )
         if granted < wanted:
             reason = wait_reasons.granted_part(granted, wanted, short).before(starting)

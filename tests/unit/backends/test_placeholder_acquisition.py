@@ -305,6 +305,8 @@ def test_an_executor_that_arrived_is_not_counted_as_starting() -> None:
     assert gang._describe_missing(held, NO_WAIT) == starting_executors(["node1", "node2"], [])
     gang._placeholders[1] = GangExecutor(1, "c1", "node1", "127.0.0.1", ())
     assert gang._describe_missing(held, NO_WAIT) == starting_executors(["node2"], ["node1"])
+    surplus = held | {"c3": "node3"}
+    assert gang._describe_missing(surplus, NO_WAIT) == gang._describe_missing(held, NO_WAIT)
     assert gang._describe_missing({"c1": "node1"}, NO_WAIT) == granted_part(1, 2, NO_WAIT)
     gang._placeholders[2] = GangExecutor(2, "c2", "node2", "127.0.0.1", ())
     assert gang._describe_missing(held, NO_WAIT) == ending_surplus()

@@ -227,6 +227,14 @@ STATES: list[tuple[str, Callable[[], WaitReason], str, tuple[str, ...]]] = [
         (BY_DIGITS, "2 of 4 GPUs free", ALL_OR_NONE),
     ),
     (
+        "a queue that may have the whole cluster is no limit",
+        lambda: short(
+            Demand(GPU, 4), DIGITS[2], NONE, apps=(DIGITS,), queue=queue(DIGITS[2], maximum=WHOLE)
+        ),
+        "Needs 4 GPUs, 2 are free; 'digits' of root (started 12:16) uses 2 GPUs",
+        (BY_DIGITS, ALL_OR_NONE),
+    ),
+    (
         "the user's limit",
         lambda: short(
             Demand(GPU, 1), NONE, NONE, user=User("ann", Amount(2, 3, 2560), Amount(1, 3, 7168))
