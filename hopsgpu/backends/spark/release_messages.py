@@ -33,6 +33,9 @@ _OF_EXECUTORS = {
     f"{_SCHEDULER}.TaskSetManager": (
         _TASK + r" {ids}\): ExecutorLostFailure .* Reason: Executor killed by driver",
     ),
+    f"{_SCHEDULER}.cluster.YarnSchedulerBackend$YarnDriverEndpoint": (
+        r"Ignored task status update \(\d+ state KILLED\) from unknown executor with ID {ids}\b",
+    ),
     f"{_STORAGE}.BlockManagerMasterEndpoint": (
         r"Error trying to remove \w+ \S+ from block manager BlockManagerId\({ids}, ",
     ),
@@ -48,6 +51,10 @@ _OF_CONNECTIONS = {
 _OF_JOBS = {
     f"{_SCHEDULER}.TaskSetManager": (
         _TASK + r" \S+\): TaskKilled \(Stage cancelled: .*\b{tags}\b",
+    ),
+    # This message names no job. A task in this state was killed on purpose.
+    f"{_SCHEDULER}.cluster.YarnScheduler": (
+        r"Ignoring update with state KILLED for TID \d+ because its task set is gone",
     ),
 }
 

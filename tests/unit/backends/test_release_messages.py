@@ -14,6 +14,7 @@ CLIENT = "org.apache.spark.network.client.TransportClient"
 RESPONSES = "org.apache.spark.network.client.TransportResponseHandler"
 CHANNEL = "org.apache.spark.network.server.TransportChannelHandler"
 BLOCKS = "org.apache.spark.storage.BlockManagerMasterEndpoint"
+ENDPOINT = "org.apache.spark.scheduler.cluster.YarnSchedulerBackend$YarnDriverEndpoint"
 BLOCK_MASTER = "org.apache.spark.storage.BlockManagerMaster"
 RPC = "RPC 8463212264467679630"
 KILLED = [KilledExecutor("2", "127.0.0.1:41326"), KilledExecutor("7")]
@@ -42,6 +43,15 @@ def is_suppressed(logger: str, message: str) -> bool:
             " Reason: Executor killed by driver.",
         ),
         (SCHEDULER, "Lost an executor 7 (already removed): Executor killed by driver."),
+        (
+            SCHEDULER,
+            "Ignoring update with state KILLED for TID 18 because its task set is gone (this is"
+            " likely the result of receiving duplicate task finished status updates)",
+        ),
+        (
+            ENDPOINT,
+            "Ignored task status update (18 state KILLED) from unknown executor with ID 7",
+        ),
         (CLIENT, f"Failed to send {RPC} to /127.0.0.1:41326"),
         (
             CLIENT,
@@ -66,7 +76,8 @@ def is_suppressed(logger: str, message: str) -> bool:
 )
 def test_messages_about_what_was_ended_are_suppressed(logger: str, message: str) -> None:
     assert is_suppressed(logger, message)
-    others = {TASKS, SCHEDULER, CLIENT, RESPONSES, CHANNEL, BLOCKS, BLOCK_MASTER} - {logger}
+    loggers = {TASKS, SCHEDULER, ENDPOINT, CLIENT, RESPONSES, CHANNEL, BLOCKS, BLOCK_MASTER}
+    others = loggers - {logger}
     assert not any(is_suppressed(other, message) for other in others)
 
 
@@ -88,6 +99,15 @@ def test_messages_about_what_was_ended_are_suppressed(logger: str, message: str)
             f"{TASK} 2): ExecutorLostFailure (executor 2 exited caused by one of the running"
             " tasks) Reason: Container from a bad node: exit status 137",
         ),
+        (
+            SCHEDULER,
+            "Ignoring update with state FAILED for TID 18 because its task set is gone",
+        ),
+        (
+            ENDPOINT,
+            "Ignored task status update (18 state KILLED) from unknown executor with ID 13",
+        ),
+        (ENDPOINT, "Ignored task status update (18 state FAILED) from unknown executor with ID 7"),
         # Other connections.
         (CLIENT, f"Failed to send {RPC} to /127.0.0.1:41327"),
         (CLIENT, f"Failed to send {RPC} to /127.0.0.1:413260"),
