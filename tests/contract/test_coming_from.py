@@ -29,7 +29,7 @@ def _loss_of(script: Block, directory: Path, *launcher: str) -> float:
     file.write_text(script.code)
     none = simulate_gpus(directory / "no-gpus", ())
     # Ray binds a socket below TMPDIR, whose path must be short.
-    with tempfile.TemporaryDirectory() as short:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
         ran = subprocess.run(
             [sys.executable, *launcher, str(file)],
             cwd=directory,
