@@ -94,7 +94,7 @@ def show_run(run_id: str, as_json: bool) -> None:
 def compare(references: tuple[str, ...], as_json: bool) -> None:
     """Compare runs: outcome, parameters, last metrics, request, code and environment.
 
-    A * marks what differs. Of the request and the environment, only differences are shown.
+    A * marks what differs. For the request and the environment, only differences are shown.
     """
     from hopsgpu.display.run_comparison import MAX_RUNS, compare_runs
 
