@@ -43,6 +43,7 @@ STOPPED = "stopped"
 _TRACEBACK = "Traceback (most recent call last)"
 _WHOLE_LOG = "whole log: "
 _LONGEST = 200
+_DIAGNOSTICS = re.compile(r"Diagnostics: (.+?)(?:\. ?)?(?:For more detailed output|$)")
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def summary_of(run: StoredRun, now: float, root: str = "") -> RunSummary:
     spec, is_lost = record.spec, state == LOST
     is_running = not (record.has_ended or is_lost)
     least = "" if spec.least_workers is None else f"{spec.least_workers}-"
-    error = _why_lost(record, run.report, now) if is_lost else _outcome(record)
+    error = next(_why_lost(record, run.report, now)) if is_lost else _outcome(record)
     return RunSummary(
         run_id=run.run_id,
         state=state,
@@ -123,21 +124,21 @@ def _outcome(record: RunRecord) -> str:
     return (record.error or "").partition("\n")[0]
 
 
-def _why_lost(record: RunRecord, report: ApplicationReport | None, now: float) -> str:
-    """Return what is known about the end of a run whose driver recorded none."""
-    silent = f"its driver was last heard from {duration(now - record.updated)} ago"
-    if report is None:
-        return silent
+def _why_lost(record: RunRecord, report: ApplicationReport | None, now: float) -> Iterator[str]:
+    """Yield what is known about the end of a run whose driver recorded none, in lines."""
     host = record.environment.driver.get("host")
-    on = f" on {host}" if host else ""
-    if not report.has_ended:
-        return f"{silent}{on}; YARN says that {record.application} is {report.state}"
-    if report.diagnostics:
-        return f"{record.application} {report.state}: {report.diagnostics}"
-    return (
-        f"{record.application} {report.state}, and YARN gives no reason: the driver{on} ended"
-        " without recording why"
-    )
+    driver = f"its driver on {host}" if host else "its driver"
+    if report is None or not report.has_ended:
+        yield f"{driver} was last heard from {duration(now - record.updated)} ago"
+    elif not report.diagnostics:
+        yield f"{driver} ended without recording why"
+    else:
+        # YARN's reason of a failed driver in YARN is in the middle of a long text.
+        match = _DIAGNOSTICS.search(report.diagnostics)
+        yield match[1] if match else report.diagnostics
+    if report is not None:
+        diagnostics = f": {report.diagnostics}" if report.diagnostics else ""
+        yield f"YARN's state of {record.application}: {report.state}{diagnostics}"
 
 
 def newest(rows: Sequence[RunSummary], most: int) -> Sequence[RunSummary]:
@@ -304,7 +305,7 @@ def record_view(
     return RecordView(
         **vars(view_of(_subject_of(record, summary, url), resource_manager)),
         summary=summary,
-        failure=_failure(record, summary),
+        failure=_failure(record, summary, "\n".join(_why_lost(record, report, now))),
         phases=tuple(_phases(record, summary)),
         waits=record.waits,
         worlds=record.worlds,
@@ -392,9 +393,9 @@ def _score_subject(score: ScoreRecord, is_running: bool) -> ScoreSubject:
     )
 
 
-def _failure(record: RunRecord, summary: RunSummary) -> Failure | None:
+def _failure(record: RunRecord, summary: RunSummary, why_lost: str) -> Failure | None:
     if summary.state == LOST:
-        return Failure(summary.error, "", summary.error, name=LOST)
+        return Failure(why_lost, "", why_lost, name=LOST)
     if record.error is None:
         return None
     rank = None if record.failure is None else record.failure.rank

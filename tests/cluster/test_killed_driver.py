@@ -149,7 +149,7 @@ def test_its_run_has_a_record_and_logs_and_counts_as_lost(killed: Killed, root: 
     assert record.state_at(record.updated + 61) == "lost"
     # YARN says so before the record is that old.
     assert until(lambda: "lost" in call("runs", "show", killed.run_id).output.split())
-    assert f"lost         {record.application} " in call("runs", "show", killed.run_id).output
+    assert f"state of {record.application}: " in call("runs", "show", killed.run_id).output
     output = call("logs", killed.run_id, "--rank", "0").output
     lines = output.splitlines()
     assert lines[:3] == ["line 0", "line 1", "line 2"]

@@ -195,7 +195,7 @@ def test_a_run_is_shown(root: Path) -> None:
     put_run(root, OLD, "running", updated=-90.0, spec={"workers": 1}, executors=1)
     output = call("runs", "show", OLD).output
     assert "gang         1 rank, 1 GPU\n" in output
-    assert "lost         its driver was last heard from 1m30s ago\n" in output
+    assert "lost         its driver on laptop was last heard from 1m30s ago\n" in output
     assert [line.split()[4] for line in output.splitlines()[-2:]] == ["returned", "-"]
     shown = json.loads(call("runs", "show", NEW[:15], "--json").output)
     assert shown["state"] == "failed" and shown["environment"]["packages"] == {"torch": "2.9"}

@@ -67,6 +67,11 @@ def test_application_and_queue_are_in_every_view(
     assert all(text in shown for text in PLACE.values()), shown
 
 
+LOST_NODE = (
+    "Application application_1_0001 failed 1 times due to AM Container exited with exitCode: -100"
+    " Failing this attempt.Diagnostics: Container released on a *lost* node. For more detailed"
+    " output, check the application tracking page"
+)
 ERROR = """rank 1 on node2 (container container_7, GPU GPU-2) raised ValueError: bad batch
 Traceback (most recent call last):
 ValueError: bad batch
@@ -136,7 +141,7 @@ def test_without_a_first_failure_ranks_show_their_own_ends() -> None:
             "was cancelled",
         ),
         (record_of("r-1", "failed", error="the lake is away\nmore"), "the lake is away"),
-        (record_of("r-1", "running", 900.0), "its driver was last heard from 1m40s ago"),
+        (record_of("r-1", "running", 900.0), "its driver on laptop was last heard from 1m40s ago"),
     ],
 )
 def test_outcomes_begin_with_what_failed(record: RunRecord, outcome: str) -> None:
@@ -147,15 +152,21 @@ def test_outcomes_begin_with_what_failed(record: RunRecord, outcome: str) -> Non
     ("report", "state", "reason"),
     [
         (
-            ApplicationReport("FAILED", "Container released on a *lost* node", has_ended=True),
+            ApplicationReport("FAILED", LOST_NODE, has_ended=True),
             "lost",
-            "application_1_0001 FAILED: Container released on a *lost* node",
+            "Container released on a *lost* node\n"
+            f"YARN's state of application_1_0001: FAILED: {LOST_NODE}",
+        ),
+        (
+            ApplicationReport("KILLED", "by dr.who", has_ended=True),
+            "lost",
+            "by dr.who\nYARN's state of application_1_0001: KILLED: by dr.who",
         ),
         (
             ApplicationReport("FINISHED", "", has_ended=True),
             "lost",
-            "application_1_0001 FINISHED, and YARN gives no reason: the driver on laptop ended"
-            " without recording why",
+            "its driver on laptop ended without recording why\n"
+            "YARN's state of application_1_0001: FINISHED",
         ),
         (ApplicationReport("RUNNING", "", has_ended=False), "running", None),
         (None, "running", None),
@@ -178,8 +189,8 @@ def test_a_lost_run_whose_application_runs_says_so() -> None:
     shown = record_view(record_of("run-1", "running", 700.0), "url", 1000.0, report=report)
     assert shown.state == "lost" and shown.failure is not None
     assert shown.failure.words == (
-        "its driver was last heard from 5m00s ago on laptop; YARN says that application_1_0001 is"
-        " RUNNING"
+        "its driver on laptop was last heard from 5m00s ago\n"
+        "YARN's state of application_1_0001: RUNNING"
     )
 
 

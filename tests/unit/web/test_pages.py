@@ -567,5 +567,5 @@ def test_a_silent_run_is_lost_with_yarns_reason(root: Path) -> None:
         with browser(sources) as client:
             told = words(of_run(client))
             listed = words(page(client, "/runs"))
-    assert "application_1_0001 FAILED: on a *lost* node" in told and "Cancel this run" not in told
-    assert "application_1_0001 FAILED: on a *lost* node" in listed
+    assert "application_1_0001: FAILED: on a *lost* node" in told and "Cancel this run" not in told
+    assert "on a *lost* node" in listed
