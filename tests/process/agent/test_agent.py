@@ -916,8 +916,9 @@ def test_invalid_name_of_a_rank_is_reported_before_any_upload(gang: Gang) -> Non
 
 
 def test_model_files_of_replaced_ranks_cannot_be_published(gang: Gang) -> None:
-    gang.run(print)
-    gang.wait_for("ended")
+    for run_id in ("before", "r"):
+        gang.run(print, run_id=run_id)
+        gang.wait_for("ended")
     for kind in ("left", "publish"):
         gang.server.send(0, kind, ranks=[0], staging_url="file:///nowhere", run_id="before")
         assert "before" in gang.wait_for("publish-failed")["reason"]

@@ -283,7 +283,8 @@ def silent_connections(port: int, number: int) -> Iterator[None]:
 
 def test_a_flood_of_silent_connections_keeps_no_agent_out(server: ControlServer) -> None:
     async def join() -> None:
-        channels = [await connect("127.0.0.1", server.port, SECRET) for _ in range(3)]
+        endpoint = "127.0.0.1", server.port, SECRET
+        channels = [await connect(*endpoint, seconds=HANG_SECONDS) for _ in range(3)]
         for channel in channels:
             await channel.send("hello")
         for channel in channels:
