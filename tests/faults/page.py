@@ -43,7 +43,7 @@ _TAIL = """
 - a node's clock one hour behind: under libfaketime, Python's `time.sleep` then fails
 {missing}
 
-## What others test
+## Tests of other projects
 
 - Horovod's elastic mode (`test/integration/elastic_common.py` and, on Spark,
   `elastic_spark_common.py`):

@@ -5,7 +5,6 @@ The messages name the executor, its connection or the job, so those about all ot
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 import time
@@ -14,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopsgpu.backends.spark.log4j import Log4jFilters
-
-log = logging.getLogger(__name__)
 
 # Spark's driver may send something to an executor minutes after its end, such as the removal of a
 # broadcast variable.
@@ -101,11 +98,15 @@ def _one_of(names: Iterable[str], *, is_address: bool) -> str:
 
 
 class ReleaseMessages:
-    """Suppresses the messages about executors and jobs for `seconds` after hopsgpu ends them."""
+    """Suppresses the messages about executors and jobs for `seconds` after hopsgpu ends them.
+
+    Later releases remove the filters of earlier ones. The last filters stay: they name executors
+    and jobs that have ended, so that messages about others pass.
+    """
 
     def __init__(self, seconds: float = EXPECTED_SECONDS) -> None:
         self._seconds = seconds
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         # By executor or job's tag: the time until which its messages are suppressed.
         self._until: dict[KilledExecutor | str, float] = {}
         self._filters: Log4jFilters | None = None
@@ -116,21 +117,13 @@ class ReleaseMessages:
         Args:
             ended: executors, and tags of jobs.
         """
-        with self._changed:
+        with self._lock:
+            now = time.monotonic()
             added = [item for item in ended if item not in self._until]
-            if not added:
-                return
-            if not self._until:
-                try:
-                    threading.Thread(
-                        target=self._expire, args=(jvm,), name="hopsgpu-log-filter", daemon=True
-                    ).start()
-                except RuntimeError as error:
-                    # The release matters more than the messages.
-                    log.debug("Spark logs what follows from a release: %s", error)
-                    return
-            self._until |= dict.fromkeys(added, time.monotonic() + self._seconds)
-            self._replace_filters(jvm)
+            if added:
+                kept = {item: until for item, until in self._until.items() if until > now}
+                self._until = kept | dict.fromkeys(added, now + self._seconds)
+                self._replace_filters(jvm)
 
     def _replace_filters(self, jvm: Any) -> None:
         before = self._filters
@@ -140,13 +133,3 @@ class ReleaseMessages:
         self._filters = Log4jFilters(jvm, regexes_by_logger(executors, tags))
         if before is not None:
             before.remove()
-
-    def _expire(self, jvm: Any) -> None:
-        with self._changed:
-            while self._until:
-                self._changed.wait(max(min(self._until.values()) - time.monotonic(), 0.0))
-                now = time.monotonic()
-                kept = {item: until for item, until in self._until.items() if until > now}
-                if len(kept) < len(self._until):
-                    self._until = kept
-                    self._replace_filters(jvm)
