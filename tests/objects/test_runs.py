@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import time
 
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.attempts.rank_output import Outputs
@@ -12,6 +12,7 @@ from hopsgpu.runs.run_details import write
 from hopsgpu.storage.lake import LakePath
 from tests.contract import test_runs
 from tests.objects.contracts import contracts_of
+from tests.unit.records import record_of
 
 # They have a directory without files, or append.
 WITHOUT = (
@@ -21,10 +22,10 @@ WITHOUT = (
 globals().update(contracts_of(test_runs, WITHOUT))
 
 
-def test_a_run_that_may_have_changed_is_listed(lake: LakePath, tmp_path: Path) -> None:
+def test_a_run_that_may_have_changed_is_listed(lake: LakePath) -> None:
     store = RunStore(lake.url)
     assert store.ids() == () and store.last_change_ms() is None
-    write(store.directory(test_runs.RUN), test_runs.record_of(tmp_path, "running"))
+    write(store.directory(test_runs.RUN), record_of(test_runs.RUN, "running", time.time()))
     # Its directory has no time.
     assert store.ids(changed_since=1e10) == (test_runs.RUN,)
     store.ask_to_cancel(test_runs.RUN)

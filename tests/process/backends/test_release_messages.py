@@ -12,7 +12,6 @@ from pyspark.java_gateway import launch_gateway
 from hopsgpu.backends.spark.log4j import suppressed
 from hopsgpu.backends.spark.release_messages import KilledExecutor, ReleaseMessages
 from tests.bounds import HANG_SECONDS
-from tests.conftest import until
 
 CLIENT = "org.apache.spark.network.client.TransportClient"
 SCHEDULER = "org.apache.spark.scheduler.cluster.YarnScheduler"
