@@ -64,7 +64,7 @@ def test_a_bad_gpu_gets_no_rank_and_the_wait_says_so(
         waits.append(status.waiting_for)
 
     def is_told() -> bool:
-        return any("1 parked" in wait and bad in wait for wait in waits)
+        return any("1 executor gets no rank" in wait and bad in wait for wait in waits)
 
     def now() -> float:
         """The wait's time is over as soon as it has told."""
