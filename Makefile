@@ -113,7 +113,7 @@ unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/process
 
 # Needs Debian's package prometheus, or its two programs.
-soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries $(VENV)/.installed-kerberos
+soak: java $(VENV)/.installed-bench $(VENV)/.installed-libraries $(VENV)/.installed-kerberos
 	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) \
 	  $(addprefix --begin-within ,$(SOAK_SECONDS)) --begin-at $(SOAK_BEGIN) $(SOAK_LONGEST) \
 	  $(filter-out $(SOAK_LONGEST),$(SOAK))

@@ -55,7 +55,7 @@ def train(epochs: int) -> dict[str, Any]:
     model = Plane()
     # Lightning gives each rank its part of the rows.
     loaders = DataLoader(data, batch_size=32, shuffle=True), DataLoader(data, batch_size=64)
-    found = ctx.latest_checkpoint()  # of an earlier attempt, or of resume=
+    found = ctx.latest_checkpoint()  # None if nothing was saved before
     trainer.fit(model, *loaders, ckpt_path=found)
     trainer.save_checkpoint(ctx.model_dir / "plane.ckpt", weights_only=True)  # rank 0 writes
     return {

@@ -70,7 +70,7 @@ def train(epochs: int) -> dict[str, float]:
         compute_metrics=lambda p: {"accuracy": float(np.mean(p[0].argmax(-1) == p[1]))},
         callbacks=callbacks,
     )
-    found = ctx.latest_checkpoint(all_ranks=True)  # of an earlier attempt, or of resume=
+    found = ctx.latest_checkpoint(all_ranks=True)  # None if nothing was saved before
     trainer.train(resume_from_checkpoint=found)
     trainer.save_model(ctx.model_dir)  # rank 0 writes
     logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -48,8 +48,8 @@ _FIRST_RANKS = 4
 _MAX_TTL_SECONDS = 300.0
 # Number of times that later gangs that fit beside a gang may pass it.
 MAX_PASSES = 3
-# A gang that does not fit asks after this time where that can help, and then less and less often:
-# until then, elastic gangs may give way without losing training, and running gangs may end.
+# A gang that does not fit requests executors after this time where that can help, and then less
+# and less often. Within this time, elastic gangs can release executors at a checkpoint.
 _PROBE_SECONDS = 30.0
 _MAX_PROBE_SECONDS = 600.0
 

@@ -79,6 +79,7 @@ class StartupWait:
             if decision.report:
                 self._report(decision.report)
             progress = decision.progress
+            # The daemons announce no progress.
             time.sleep(poll_seconds(now - self._began))
 
 

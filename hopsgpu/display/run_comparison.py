@@ -170,7 +170,7 @@ def _request(record: RunRecord) -> Facts:
         "executors": str(record.executors),
         "GPUs of an executor": str(shape.gpus),
         "cores of an executor": str(shape.cores),
-        "memory of an executor": f"{shape.overhead_mib:,} MiB",
+        "memory of an executor": f"{shape.heap_mib + shape.overhead_mib:,} MiB",
         "GPU type": spec.gpu_type or "",
         "placement": spec.placement or "",
         "queue": record.queue,

@@ -148,6 +148,7 @@ def _find_tracker(address: tuple[str, int], rank: int, seconds: float = _SECONDS
             with connection.makefile("rb") as answer:
                 if text := answer.read():
                     return dict(json.loads(text))
+        # Nothing announces that rank 0 listens.
         time.sleep(_POLL_SECONDS)
     raise TimeoutError(f"rank 0 did not call communicator() within {seconds:.0f} s")
 

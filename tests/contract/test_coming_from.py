@@ -48,8 +48,6 @@ def _loss_of(script: Block, directory: Path, *launcher: str) -> float:
 def test_it_trains_to_the_same_loss_after_as_before(
     name: str, before: Block, after: Block, tmp_path: Path
 ) -> None:
-    if name == "Ray Train":
-        pytest.importorskip("ray")
     loss = _loss_of(after, tmp_path / "after")
     assert 0 < loss < 1
     if before.not_run is None:
