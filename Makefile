@@ -33,7 +33,7 @@ LIGHT_LONGEST += $(addprefix tests/contract/test_,checkpoints.py publication_kil
 LIGHT_LONGEST += $(addprefix tests/contract/test_,gang_queue.py usage.py)
 # What repeats or varies other tests, or takes long.
 SOAK := $(wildcard tests/soak/test_*.py)
-SOAK += $(wildcard tests/contract/test_*.py)
+SOAK += $(wildcard tests/contract/test_*.py tests/screens/test_*.py)
 SOAK += $(shell grep -rl --include='test_*.py' 'mark\.soak' tests/cluster tests/process tests/unit)
 # Need a KDC: `make secure`.
 SOAK += $(shell grep -l 'mark\.soak' tests/secure/test_*.py)
@@ -57,10 +57,10 @@ MATRIX := $(CORNER) 3.5/3.5.0 4.0/3.4.3 4/3.3.6 4/3.5.0
 # PySpark 3.5 runs on no later one.
 PYTHON_OF_MATRIX ?= python3.11
 
-.PHONY: help install demo test unit soak faults corner secure also-secure serving objects other-objects matrix bench check docs constraints newest one python java clean
+.PHONY: help install demo test unit soak screens faults corner secure also-secure serving objects other-objects matrix bench check docs constraints newest one python java clean
 
 help:
-	@echo "make demo | test | check | docs | soak | faults | corner | secure | also-secure | serving | objects | other-objects | matrix | bench | install | constraints | newest | clean"
+	@echo "make demo | test | check | docs | soak | screens | faults | corner | secure | also-secure | serving | objects | other-objects | matrix | bench | install | constraints | newest | clean"
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -112,11 +112,15 @@ test: java $(VENV)/.installed-dev
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/process
 
-# Needs Debian's package prometheus, or its two programs.
+# Needs Debian's packages prometheus (or its two programs), chromium and tmux.
 soak: java $(VENV)/.installed-bench $(VENV)/.installed-libraries $(VENV)/.installed-kerberos
 	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) \
 	  $(addprefix --begin-within ,$(SOAK_SECONDS)) --begin-at $(SOAK_BEGIN) $(SOAK_LONGEST) \
 	  $(filter-out $(SOAK_LONGEST),$(SOAK))
+
+# The transcripts and pictures of docs/seen.md; needs tmux and Chromium.
+screens: java $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q --record tests/screens
 
 # With a loopback device of its own, in which connections can be cut.
 OWN_NETWORK := unshare --net $(if $(filter-out 0,$(shell id -u)),--map-root-user)

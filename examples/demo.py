@@ -26,9 +26,12 @@ def main() -> int:
         devcluster.up(STATE, say=say)
         environment = {**os.environ, **devcluster.environment(STATE)}
         pipeline = [sys.executable, str(HERE / "etl_then_train.py")]
-        return subprocess.run(pipeline, env=environment, check=False).returncode
+        code = subprocess.run(pipeline, env=environment, check=False).returncode
     finally:
         devcluster.down(STATE, say=say)
+    if not code:
+        say("next: docs/tutorial.md#a-cluster-to-play-with")
+    return code
 
 
 if __name__ == "__main__":

@@ -136,6 +136,7 @@ def train(train_url: str, test_url: str, epochs: int) -> dict[str, float]:
             loss.backward()
             optimizer.step()
             total += loss.item() * len(batch)
+        ctx.report(epoch + 1, loss=total / len(images))
         if ctx.rank == 0:
             print(f"epoch {epoch + 1}: loss {total / len(images):.4f}")
     tested = accuracy(model.module, *(part.to(device) for part in read(test_url)))

@@ -18,6 +18,7 @@ from benchmarks.simulation.world import Held, Record, World, unhindered_wait
 from hopsgpu.backends.spark.fit import containers_of
 from hopsgpu.core.queue_policy import (
     RENEW_SECONDS,
+    UNLIMITED_PASSES_PERIOD_SECONDS,
     Bound,
     Candidate,
     Offer,
@@ -26,6 +27,7 @@ from hopsgpu.core.queue_policy import (
     count_passes,
     decide_turn,
     first_ticket_to_serve,
+    has_unlimited_passes,
     queue_tag,
     split_among_offers,
 )
@@ -143,7 +145,7 @@ class SimulatedQueue:
         self._generation = 0
         self._asking: Place | None = None
         self._snapshot: QueueSnapshot | None = None
-        self._will_look = self._will_ask_back = False
+        self._will_look = self._will_ask_back = self._will_look_when_unlimited = False
         # Gangs of several GPUs whose size-free wait is not known yet, by queue.
         self._shadows: dict[str, list[Place]] = defaultdict(list)
         self._offers: dict[str, tuple[Offer, str, Callable[[int], None]]] = {}
@@ -191,8 +193,20 @@ class SimulatedQueue:
             self._will_ask_back = True
             self._world.clock.after(RENEW_SECONDS / 2, self._ask_back)
 
+    def _look_when_unlimited(self) -> None:
+        """Have gangs look at the queue when they may pass any number of times next."""
+        if not self._will_look_when_unlimited:
+            self._will_look_when_unlimited = True
+            period = UNLIMITED_PASSES_PERIOD_SECONDS
+            self._world.clock.after(period - self._world.clock.now % period, self._look_unlimited)
+
+    def _look_unlimited(self) -> None:
+        self._will_look_when_unlimited = False
+        self.changed()
+
     def _poll_queue(self) -> None:
         self._will_look = False
+        self._look_when_unlimited()
         self._find_size_free_waits()
         if self._asking is not None:
             # No gang takes a turn that another one has.
@@ -234,7 +248,12 @@ class SimulatedQueue:
             place.ticket = dataclasses.replace(ticket, bound=bound)
 
     def _view(self) -> QueueSnapshot:
-        return QueueSnapshot(_Looked(self._places, self._look), self._generation, None)
+        return QueueSnapshot(
+            _Looked(self._places, self._look),
+            self._generation,
+            None,
+            has_unlimited_passes=has_unlimited_passes(self._world.clock.now),
+        )
 
     def _present(self) -> QueueSnapshot:
         """Return who stands in the queue, whatever their bounds."""

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,6 +49,10 @@ _FIRST_RANKS = 4
 _MAX_TTL_SECONDS = 300.0
 # Number of times that later gangs that fit beside a gang may pass it.
 MAX_PASSES = 3
+# In the first 30 s of each hour by the NameNode's clock, such gangs may pass any number of times.
+# Otherwise gangs that wait for whole nodes leave the rest of the cluster idle for days.
+UNLIMITED_PASSES_PERIOD_SECONDS = 3600.0
+UNLIMITED_PASSES_SECONDS = 30.0
 # A gang that does not fit requests executors after this time where that can help, and then less
 # and less often. Within this time, elastic gangs can release executors at a checkpoint.
 _PROBE_SECONDS = 30.0
@@ -216,12 +221,14 @@ class QueueSnapshot:
         generation: the highest generation of all turns; 0 if there has been no turn.
         turn_holder: who has the turn; None if the turn is free.
         offers: the live offers with their owners.
+        has_unlimited_passes: whether later gangs may now pass more than `MAX_PASSES` times.
     """
 
     tickets: Sequence[tuple[Ticket, str]]
     generation: int
     turn_holder: TurnHolder | None
     offers: tuple[tuple[Offer, str], ...] = ()
+    has_unlimited_passes: bool = False
 
     @property
     def next_generation(self) -> int:
@@ -265,7 +272,13 @@ def read_queue(files: Iterable[QueueFile], now: int) -> QueueSnapshot:
         holder = TurnHolder(applications.get(generation, ""), turns[generation].owner)
     tickets.sort(key=lambda pair: pair[0].order)
     offers.sort(key=lambda pair: pair[0].id)
-    return QueueSnapshot(tuple(_live_tickets(tickets, now)), generation, holder, tuple(offers))
+    return QueueSnapshot(
+        tuple(_live_tickets(tickets, now)),
+        generation,
+        holder,
+        tuple(offers),
+        has_unlimited_passes(now / 1000),
+    )
 
 
 def _live_tickets(
@@ -464,9 +477,9 @@ def decide_turn(
     """Decide whether a gang may take the turn.
 
     Gangs are served first come first served, as far as sizes allow. A gang that cannot be granted
-    now lets later ones pass that can, if both fit into the cluster together, and at most
-    `MAX_PASSES` times. If a limit of a queue or user bounds it, gangs that do not fall under that
-    limit may always pass.
+    now lets later ones pass that can, if both fit into the cluster together. They may do so
+    `MAX_PASSES` times, and any number of times while passes are unlimited. If a limit of a queue or
+    user bounds a gang, gangs that do not fall under that limit may always pass.
 
     Args:
         node_gpus: number of all GPUs of each node, used or not.
@@ -476,13 +489,25 @@ def decide_turn(
     if queue.turn_holder is not None:
         return TurnDecision(False, queue.turn_holder, is_behind=None)
     ahead = queue.ahead_of(candidate.ticket)
-    blocking = (pair for pair in ahead if not _may_pass(candidate, *pair, node_gpus))
+    passes = math.inf if queue.has_unlimited_passes else MAX_PASSES
+    blocking = (pair for pair in ahead if not _may_pass(candidate, *pair, node_gpus, passes))
     if (pair := next(blocking, None)) is not None:
         return TurnDecision(False, GangsAhead(len(ahead), *pair), is_behind=True)
     return TurnDecision(candidate.ticket.bound is Bound.NONE or is_probe)
 
 
-def _may_pass(candidate: Candidate, ahead: Ticket, user: str, node_gpus: Sequence[int]) -> bool:
+def has_unlimited_passes(now: float) -> bool:
+    """Return whether later gangs may pass any number of times.
+
+    Args:
+        now: seconds since the epoch by the NameNode's clock.
+    """
+    return now % UNLIMITED_PASSES_PERIOD_SECONDS < UNLIMITED_PASSES_SECONDS
+
+
+def _may_pass(
+    candidate: Candidate, ahead: Ticket, user: str, node_gpus: Sequence[int], passes: float
+) -> bool:
     if ahead.bound is Bound.QUEUE and ahead.queue not in candidate.queues:
         return True
     if ahead.bound is Bound.USER and (ahead.queue, user) != (candidate.queues[0], candidate.user):
@@ -490,7 +515,7 @@ def _may_pass(candidate: Candidate, ahead: Ticket, user: str, node_gpus: Sequenc
     return (
         candidate.ticket.bound is Bound.NONE
         and ahead.bound is not Bound.NONE
-        and ahead.passed < MAX_PASSES
+        and ahead.passed < passes
         and _can_fit_together((ahead, candidate.ticket), node_gpus)
     )
 

@@ -274,7 +274,7 @@ def starting_ranks(ranks: int, running: int = 0, python_env: str = "") -> WaitRe
     """
     start = f"Starting {count_of(ranks, 'rank')}"
     if running:
-        return WaitReason(f"{start}: {running:,} of them run")
+        return WaitReason(f"{start}: {running:,} of them run{'s' if running == 1 else ''}")
     if python_env:
         start = f"{start}: importing modules in the Python environment {python_env}"
         return WaitReason(start, ("nodes that lack it unpack it first",))

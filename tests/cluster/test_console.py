@@ -80,6 +80,68 @@ if __name__ == "__main__":
         logger.warn("Initial job has not accepted any resources; of another wait")
 """
 
+# Two gangs are cancelled, one loses an executor, and so does Spark itself. Then the driver sends
+# something to each of the executors, of which Spark complains if an executor has ended. The script
+# prints the ports of the connections.
+RELEASES = """
+import os, signal, sys, time
+from pathlib import Path
+import hopsgpu
+from tests.in_ranks import executor_jvm
+
+DATA = "org$apache$spark$scheduler$cluster$CoarseGrainedSchedulerBackend$$executorDataMap"
+
+def sleeps():
+    time.sleep(3600)
+
+def loses_its_executor(go):
+    while not os.path.exists(go):
+        time.sleep(0.1)
+    if hopsgpu.context().rank == 0:
+        os.kill(executor_jvm(), signal.SIGKILL)
+    time.sleep(3600)
+
+def parent_jvm(_):
+    pid = os.getpid()
+    while Path(f"/proc/{pid}/comm").read_text() != "java\\n":
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+def end_meanwhile(spark, end):
+    backend = spark.sparkContext._jsc.sc().schedulerBackend()
+    ids, data_by_id = backend.getExecutorIds(), getattr(backend, DATA)()
+    executors = [data_by_id.get(ids.apply(n)).get() for n in range(ids.size())]
+    ports = [executor.executorAddress().port() for executor in executors]
+    endpoints = [executor.executorEndpoint() for executor in executors]
+    end()
+    jvm = spark._jvm
+    tag = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("java.lang.Object"))
+    for answer in [endpoint.ask("late", tag) for endpoint in endpoints]:
+        while not answer.isCompleted():
+            time.sleep(0.1)
+    print(*ports)
+
+def run(spark, function, *args, workers, end):
+    run = hopsgpu.submit(function, args=args, workers=workers, progress="off")
+    while run.status().state != "running":
+        time.sleep(0.1)
+
+    def end_run():
+        end(run)
+        run.wait()
+
+    end_meanwhile(spark, end_run)
+
+if __name__ == "__main__":
+    spark = hopsgpu.session("releases")
+    go = Path("go").resolve()
+    for workers in (2, (1, 2)):
+        run(spark, sleeps, workers=workers, end=lambda run: run.cancel())
+    run(spark, loses_its_executor, str(go), workers=2, end=lambda run: go.touch())
+    pid = spark.sparkContext.parallelize([0], 1).map(parent_jvm).collect()[0]
+    end_meanwhile(spark, lambda: os.kill(pid, signal.SIGKILL))
+"""
+
 
 @pytest.fixture(scope="module")
 def tripping(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -145,3 +207,30 @@ def test_a_script_launches_what_it_defines_and_its_failure_shows_its_own_frames_
     assert [line for line in rest if line.startswith("  File ")] == [
         f'  File "{script}", line 16, in train'
     ]
+
+
+@pytest.mark.soak
+def test_spark_logs_lost_executors_but_not_released_ones(
+    cluster_env: dict[str, str], gpus_back: Callable[[], int], tmp_path: Path
+) -> None:
+    (tmp_path / "releases.py").write_text(RELEASES)
+    ran = subprocess.run(
+        [sys.executable, "releases.py"],
+        cwd=tmp_path,
+        env={**cluster_env, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=HANG_SECONDS,
+    )
+    assert ran.returncode == 0, ran.stderr
+    cancelled, elastic, lost, own = (line.split() for line in ran.stdout.splitlines())
+    assert len(cancelled) == len(lost) == 2 and elastic and own
+    complaint = re.compile(r"(?:Failed to send RPC .* to|connection from) \S+:(\d+)")
+    ports = {*complaint.findall(ran.stderr)}
+    assert ports & {*own} and ports.isdisjoint({*cancelled, *elastic}), ran.stderr
+    # The other executor of this gang was released.
+    assert len(ports & {*lost}) <= 1, ran.stderr
+    assert re.search(r"ERROR YarnScheduler: Lost executor \d+ on ", ran.stderr), ran.stderr
+    assert "TaskKilled" not in ran.stderr, ran.stderr
+    assert "(already removed): Executor killed by driver" not in ran.stderr, ran.stderr

@@ -49,7 +49,7 @@ def test_values_of_all_ranks_their_environment_and_their_gpus_and_what_a_person_
     assert until(lambda: run.status().state == "starting")
     assert not until(lambda: run.status().state != "starting", 1.0)
     (tmp_path / "import-1").touch()
-    assert until(lambda: run.status().waiting_for == "Starting 4 ranks: 1 of them run")
+    assert until(lambda: run.status().waiting_for == "Starting 4 ranks: 1 of them runs")
     assert run.status().timeline.started is None
     for rank in (0, 2, 3):
         (tmp_path / f"import-{rank}").touch()

@@ -7,9 +7,7 @@ whose path is printed (`pytest -s`), for whoever changes how the pages look.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,16 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests import local_scripts
+from tests import browser, local_scripts
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.local_scripts import local_environ, running, simulate_gpus
 
-# Debian's, Ubuntu's, Google's; `.ci/run` installs the first.
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), "/usr/bin/chromium")
 DRIVER = Path(__file__).with_name("pages_driver.py")
 UUIDS = local_scripts.UUIDS[1:]
 WIDTHS = (400, 1000, 1600)
@@ -155,11 +150,8 @@ def url(environ: dict[str, str], runs: dict[str, str], home: Path) -> Iterator[s
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    expect.set_options(timeout=1000 * HANG_SECONDS)
-    with sync_playwright() as playwright:
-        # A container in which this runs as root has no sandbox for it.
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+    with browser.chromium() as running_browser:
+        yield running_browser
 
 
 Open = Callable[..., Page]

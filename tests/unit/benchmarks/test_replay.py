@@ -78,12 +78,13 @@ def test_gangs_are_served_in_the_order_in_which_they_came() -> None:
 
 
 def test_later_gangs_that_fit_beside_one_pass_it_a_bounded_number_of_times() -> None:
-    small = [job(20 + 2 * number, 1, 1) for number in range(MAX_PASSES + 1)]
-    records = in_queue(setting(job(0, 200, 8), job(10, 100, 8), *small, nodes=[8, 4]))
+    # Later than the time in which passes are unlimited.
+    small = [job(120 + 2 * number, 1, 1) for number in range(MAX_PASSES + 1)]
+    records = in_queue(setting(job(100, 200, 8), job(110, 100, 8), *small, nodes=[8, 4]))
     assert waits(records[2:-1]) == [LOOK] * MAX_PASSES
     large, last = records[1], records[-1]
     assert large.granted is not None and last.granted is not None
-    assert large.granted >= 200 + START
+    assert large.granted >= 300 + START
     # Then nobody passes the large one any more.
     assert last.granted == large.granted + COSTS.turn + LOOK
 

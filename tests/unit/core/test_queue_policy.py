@@ -171,6 +171,26 @@ def test_nobody_is_passed_for_ever() -> None:
     assert not takes(ticket(2), ticket(1, 3, bound=Bound.CLUSTER, passed=MAX_PASSES))
 
 
+def test_passes_are_unlimited_at_the_start_of_each_hour() -> None:
+    blocked, later = ticket(1, 3, bound=Bound.CLUSTER, passed=MAX_PASSES), ticket(2)
+    hour = (NOW // 3_600_000 + 1) * 3_600_000
+
+    def may_pass_at(milliseconds: int, own: Ticket = later) -> bool:
+        names = (blocked.name, own.name)
+        files = [QueueFile(name, milliseconds, "alice") for name in names]
+        snapshot = read_queue(files, milliseconds)
+        return decide_turn(of(own), snapshot, NODES, False).may_take
+
+    assert [may_pass_at(hour + after) for after in (-1, 0, 29_999, 30_000)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
+    # A gang that takes what the one ahead needs passes it at no time.
+    assert not may_pass_at(hour, ticket(2, 2))
+
+
 def test_a_limit_that_is_not_ones_own_stops_nobody() -> None:
     often = MAX_PASSES + 9
     at_queue_limit = ticket(1, 4, bound=Bound.QUEUE, passed=often)

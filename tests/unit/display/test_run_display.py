@@ -373,7 +373,7 @@ def test_the_end_names_the_time_not_spent_training_with_its_remedy() -> None:
 
 
 def test_ranks_that_import_are_starting() -> None:
-    starting = replace(TRAINING, state="starting", waiting_for="Starting 2 ranks: 1 of them run")
+    starting = replace(TRAINING, state="starting", waiting_for="Starting 2 ranks: 1 of them runs")
     picture = Scene(starting, 0.0).picture(0.0)
     text = "\n".join(line.plain for line in lines_of(picture, 64, 24, "utf-8"))
     assert "hopsgpu run-1: starting ranks - 1.5 s" in text and "  Starting 2 ranks: 1" in text
