@@ -145,7 +145,7 @@ class SimulatedQueue:
         self._generation = 0
         self._asking: Place | None = None
         self._snapshot: QueueSnapshot | None = None
-        self._will_look = self._will_ask_back = self._will_look_when_unlimited = False
+        self._will_look = self._will_ask_back = self._awaits_unlimited_passes = False
         # Gangs of several GPUs whose size-free wait is not known yet, by queue.
         self._shadows: dict[str, list[Place]] = defaultdict(list)
         self._offers: dict[str, tuple[Offer, str, Callable[[int], None]]] = {}
@@ -193,20 +193,20 @@ class SimulatedQueue:
             self._will_ask_back = True
             self._world.clock.after(RENEW_SECONDS / 2, self._ask_back)
 
-    def _look_when_unlimited(self) -> None:
+    def _await_unlimited_passes(self) -> None:
         """Have gangs look at the queue when they may pass any number of times next."""
-        if not self._will_look_when_unlimited:
-            self._will_look_when_unlimited = True
+        if not self._awaits_unlimited_passes:
+            self._awaits_unlimited_passes = True
             period = UNLIMITED_PASSES_PERIOD_SECONDS
-            self._world.clock.after(period - self._world.clock.now % period, self._look_unlimited)
+            self._world.clock.after(period - self._world.clock.now % period, self._begin_unlimited)
 
-    def _look_unlimited(self) -> None:
-        self._will_look_when_unlimited = False
+    def _begin_unlimited(self) -> None:
+        self._awaits_unlimited_passes = False
         self.changed()
 
     def _poll_queue(self) -> None:
         self._will_look = False
-        self._look_when_unlimited()
+        self._await_unlimited_passes()
         self._find_size_free_waits()
         if self._asking is not None:
             # No gang takes a turn that another one has.

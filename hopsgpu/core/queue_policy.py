@@ -52,7 +52,7 @@ MAX_PASSES = 3
 # In the first 30 s of each hour by the NameNode's clock, such gangs may pass any number of times.
 # Otherwise gangs that wait for whole nodes leave the rest of the cluster idle for days.
 UNLIMITED_PASSES_PERIOD_SECONDS = 3600.0
-UNLIMITED_PASSES_SECONDS = 30.0
+_UNLIMITED_PASSES_SECONDS = 30.0
 # A gang that does not fit requests executors after this time where that can help, and then less
 # and less often. Within this time, elastic gangs can release executors at a checkpoint.
 _PROBE_SECONDS = 30.0
@@ -502,7 +502,7 @@ def has_unlimited_passes(now: float) -> bool:
     Args:
         now: seconds since the epoch by the NameNode's clock.
     """
-    return now % UNLIMITED_PASSES_PERIOD_SECONDS < UNLIMITED_PASSES_SECONDS
+    return now % UNLIMITED_PASSES_PERIOD_SECONDS < _UNLIMITED_PASSES_SECONDS
 
 
 def _may_pass(

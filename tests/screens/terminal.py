@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ class Terminal:
     def __init__(self, directory: Path, environ: Mapping[str, str]) -> None:
         self._tmux = ["tmux", "-f", "/dev/null", "-S", str(directory / "tmux")]
         self._directory = directory
-        self._environ = {**environ, "PS1": _PROMPT, "TERM": "screen-256color", "COLUMNS": ""}
+        self._environ = {**environ, "PS1": _PROMPT, "TERM": "screen-256color"}
 
     def __enter__(self) -> Terminal:
         command = ["new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), "env", "-u", "COLUMNS"]
@@ -77,24 +76,14 @@ class Terminal:
         self._ask("send-keys", "-l", command)
         self._ask("send-keys", "Enter")
 
-    def run(self, *commands: str) -> str:
-        """Return the screen after commands, the last of which has ended."""
-        for number, command in enumerate(commands):
-            if number:
-                self._ask("send-keys", "-l", command)
-                self._ask("send-keys", "Enter")
-            else:
-                self.type(command)
-            # A prompt below the command's output: the shell has as many as commands, and one.
-            self.wait_for(rf"(?s)\A(?:.*^{re.escape(_PROMPT.strip())}){{{number + 2}}}\s*\Z")
-        shown = self.screen()
+    def run(self, command: str) -> str:
+        """Return the screen after a command that has ended."""
+        self.type(command)
+        # The second prompt is below the command's output.
+        prompt = re.escape(_PROMPT.strip())
+        shown = self.wait_for(rf"(?s)\A{prompt}.*^{prompt}\s*\Z")
         return shown[: shown.rindex(_PROMPT.strip())].rstrip() + "\n"
 
     def interrupt(self) -> None:
         """Press Ctrl-C."""
         self._ask("send-keys", "C-c")
-
-    def export(self, variables: Mapping[str, str]) -> None:
-        """Set variables of the shell."""
-        words = " ".join(shlex.quote(f"{name}={value}") for name, value in variables.items())
-        self.run(f"export {words}")
