@@ -164,13 +164,14 @@ class RunStore:
                 The id of a YARN application stands for its newest run.
 
         Raises:
-            ConfigError: no run matches, or several do.
+            StoreError: no run matches.
+            ConfigError: several runs match.
         """
         if reference == LATEST:
             # Directories whose names are no run ids are listed, but are no runs.
             newest = next((name for name in self.ids() if _is_id(name)), None)
             if newest is None:
-                raise ConfigError(f"there are no runs in {self.url}")
+                raise StoreError(f"there are no runs in {self.url}", kind=ABSENT)
             return newest
         name = run_name(reference)
         matches = [run_id for run_id in self.ids() if run_id.startswith(name)]
@@ -179,12 +180,14 @@ class RunStore:
         if not matches and APPLICATION_ID.fullmatch(reference):
             if (run_id := self.find_of_application(reference)) is not None:
                 return run_id
-            raise ConfigError(
-                f"{reference} has no run in {self.url}: it has one once its script calls launch()"
+            raise StoreError(
+                f"{reference} has no run in {self.url}: it has one once its script calls launch()",
+                kind=ABSENT,
             )
         if not matches:
-            raise ConfigError(
-                f"there is no run {reference!r} in {self.url} (`hopsgpu runs` lists them)"
+            raise StoreError(
+                f"there is no run {reference!r} in {self.url} (`hopsgpu runs` lists them)",
+                kind=ABSENT,
             )
         shown = ", ".join(matches[:3]) + (", …" if len(matches) > 3 else "")
         raise ConfigError(

@@ -99,6 +99,11 @@ def up(dir_: str | None, **options: Any) -> None:
     }
     with exit_on_signals(), _hint_after_failure(dir_):
         library.up(dir_, **settings, say=click.echo)
+    click.echo(f'to use it in this shell: eval "$(hopsgpu cluster env{_option(dir_)})"')
+
+
+def _option(directory: str | None) -> str:
+    return "" if directory is None else f" --dir {shlex.quote(directory)}"
 
 
 @contextmanager
@@ -112,7 +117,7 @@ def _hint_after_failure(directory: str | None) -> Iterator[None]:
     except BaseException:
         state = load(ClusterLayout.at(directory))
         if state and state.is_running:
-            option = "" if directory is None else f" --dir {shlex.quote(directory)}"
+            option = _option(directory)
             click.echo(
                 f"daemons keep running: `hopsgpu cluster up{option}` continues with them,"
                 f" `hopsgpu cluster down{option}` stops them"
@@ -147,7 +152,7 @@ def status(dir_: str | None, as_json: bool) -> None:
 @cluster.command()
 @_dir
 def env(dir_: str | None) -> None:
-    """Print the variables that point a shell at a cluster: eval "$(hopsgpu cluster env)"."""
+    """Print the variables that a shell needs to use a cluster: eval "$(hopsgpu cluster env)"."""
     from hopsgpu import devcluster as library
 
     click.echo(exports(library.environment(dir_)))

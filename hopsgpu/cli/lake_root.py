@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import ipaddress
 import os
+import socket
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
 _KEY = "hopsgpu.root"
+_PROBE_SECONDS = 2.0
 
 
 def _note(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -57,18 +62,47 @@ def lake_root() -> str:
 
     Raises:
         ConfigError: the root is unknown.
+        StoreError: the root is on this machine, and its server does not run.
     """
     from hopsgpu.storage.lake_root import default_root
 
     use_keytab()
-    root = click.get_current_context().meta.get(_KEY)
-    return str(root) if root else default_root(os.environ)
+    root = str(click.get_current_context().meta.get(_KEY) or default_root(os.environ))
+    _check_server(root)
+    return root
+
+
+def _check_server(root: str) -> None:
+    """Raise StoreError if the root's server is on this machine and does not run.
+
+    Other servers may be restarting, so the lake retries their calls for a minute.
+    """
+    from hopsgpu.errors import StoreError
+    from hopsgpu.storage.error_messages import UNREACHABLE
+
+    url = urlsplit(root)
+    if url.hostname is None or url.port is None or not _is_loopback(url.hostname):
+        return
+    with socket.socket() as probe:
+        probe.settimeout(_PROBE_SECONDS)
+        refusal = probe.connect_ex((url.hostname, url.port))
+    if refusal == errno.ECONNREFUSED:
+        raise StoreError(
+            f"nothing listens on {url.netloc}, the server of {root}; if it is the development"
+            " cluster, start it: hopsgpu cluster up",
+            UNREACHABLE,
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def unset_hint() -> str:
-    """Return what to say beside finding nothing where nothing tells of a root or a cluster; else
-    "".
-    """
+    """Return a hint for a command that found nothing; "" if a root or a cluster is configured."""
     from hopsgpu.storage.hadoop_conf import is_configured
     from hopsgpu.storage.lake_root import configured_root
 

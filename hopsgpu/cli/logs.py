@@ -93,7 +93,7 @@ def _await_run(store: RunStore, reference: str) -> str:
     """Return the ID of a run; wait for the first run of an application that has none yet.
 
     Raises:
-        ConfigError: there is no such run, or the application has ended without one.
+        StoreError: there is no such run, or the application has ended without one.
         HopsGpuError: the ResourceManager does not answer, or does not know the application.
     """
     if not APPLICATION_ID.fullmatch(reference):

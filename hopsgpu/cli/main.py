@@ -14,6 +14,7 @@ from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.doctor import doctor
 from hopsgpu.cli.exporter import exporter
 from hopsgpu.cli.gpus import gpus
+from hopsgpu.cli.lake_root import unset_hint
 from hopsgpu.cli.logs import logs
 from hopsgpu.cli.model_commands import models
 from hopsgpu.cli.run_commands import runs
@@ -23,7 +24,7 @@ from hopsgpu.cli.tensorboard import tensorboard
 from hopsgpu.cli.usage import usage
 from hopsgpu.cli.web import web
 from hopsgpu.core.version import __version__
-from hopsgpu.errors import HopsGpuError
+from hopsgpu.errors import HopsGpuError, StoreError
 
 
 class Main(Commands):
@@ -47,6 +48,15 @@ class Main(Commands):
             click.echo(f"hopsgpu: standard output cannot be written to: {e.strerror}", err=True)
             _drop_output()
         sys.exit(1)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Invoke the command; whatever it does not find may be on a cluster that is not named."""
+        try:
+            return super().invoke(ctx)
+        except StoreError as error:
+            if error.kind == "absent" and (hint := unset_hint()):
+                raise StoreError(f"{error}{hint}", error.kind) from error
+            raise
 
 
 def _is_of_output(error: OSError) -> bool:

@@ -150,7 +150,6 @@ def up(
             make_archive(archive, layout, _client_environ(layout, state), url, say)
     info = _info(layout, state, tuple(missing))
     say(f"up after {wait.seconds:.1f} s: HDFS {info.filesystem}, YARN {info.resourcemanager}")
-    say(f'point a shell at it: eval "$(hopsgpu cluster env{_option(dir)})"')
     if realm := realm_of(layout, state.spec):
         say(
             f"realm {REALM} with the users {' and '.join(USERS)}; then"

@@ -128,17 +128,19 @@ def _why_lost(record: RunRecord, report: ApplicationReport | None, now: float) -
     """Yield what is known about the end of a run whose driver recorded none, in lines."""
     host = record.environment.driver.get("host")
     driver = f"its driver on {host}" if host else "its driver"
+    diagnostics = "" if report is None else report.diagnostics
     if report is None or not report.has_ended:
         yield f"{driver} was last heard from {duration(now - record.updated)} ago"
-    elif not report.diagnostics:
+    elif not diagnostics:
         yield f"{driver} ended without recording why"
     else:
         # YARN's reason of a failed driver in YARN is in the middle of a long text.
-        match = _DIAGNOSTICS.search(report.diagnostics)
-        yield match[1] if match else report.diagnostics
+        match = _DIAGNOSTICS.search(diagnostics)
+        yield match[1] if match else diagnostics
+        diagnostics = diagnostics if match else ""
     if report is not None:
-        diagnostics = f": {report.diagnostics}" if report.diagnostics else ""
-        yield f"YARN's state of {record.application}: {report.state}{diagnostics}"
+        rest = f": {diagnostics}" if diagnostics else ""
+        yield f"YARN's state of {record.application}: {report.state}{rest}"
 
 
 def newest(rows: Sequence[RunSummary], most: int) -> Sequence[RunSummary]:

@@ -286,8 +286,10 @@ class Sources:
 
     def _row(self, root: Root, run: StoredRun, now: float) -> RunSummary:
         row = summary_of(run, now, root.key)
+        is_over = run.record is not None and run.record.has_ended
+        is_over = is_over or (run.report is not None and run.report.has_ended)
         # A search or a score may be resumed, with the same id.
-        if run.record is not None and run.record.has_ended and row.kind == "gang":
+        if is_over and row.kind == "gang":
             with self._lock:
                 self._ended[root.key, run.run_id] = row
                 while len(self._ended) > _MAX_ENDED:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hopsgpu.artifacts.runs import StoredRun
-from hopsgpu.core.run_record import APPLICATION_ID, LOST_SECONDS, ApplicationReport, RunRecord
+from hopsgpu.core.run_record import APPLICATION_ID, ApplicationReport, RunRecord
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 from hopsgpu.yarn.application_state import ApplicationState
@@ -24,6 +24,7 @@ _SECONDS = (1.0, 4.0)
 # The application of a silent run may have ended before the last update of the run's record, and
 # clocks may be apart.
 _MARGIN_SECONDS = 300.0
+_ASKED_SECONDS = 86400.0
 
 
 class SilentRuns:
@@ -67,7 +68,8 @@ class SilentRuns:
     ) -> list[StoredRun]:
         """Return runs, and those whose applications have ended with YARN's report.
 
-        Runs that count as lost anyway are not asked about.
+        Runs that have been silent for over a day are not asked about: the ResourceManager would
+        list all applications that have ended since then.
 
         Args:
             reload: reads the run at an index of `runs` again: its driver may have recorded the end
@@ -78,7 +80,7 @@ class SilentRuns:
             for number, run in enumerate(runs)
             if run.record is not None
             and run.record.is_silent(now)
-            and now - run.record.updated <= LOST_SECONDS
+            and now - run.record.updated <= _ASKED_SECONDS
         }
         if not silent or self._manager is None:
             return list(runs)

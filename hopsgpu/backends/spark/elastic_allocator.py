@@ -167,9 +167,12 @@ class YarnElasticAllocator(ElasticJobAllocator):
     def _poll_yarn(self) -> tuple[int, WaitReason]:
         """Return how many executors YARN has not granted, and what the missing ones do."""
         self._next_poll = time.monotonic() + _JOBS_SECONDS
+        target = self._executors.target()
         held = self._executors.held_containers().containers
         with self._changed:
-            missing, where = self._pending.update(held, self._leaving, len(self._jobs_by_tag))
+            missing, where = self._pending.update(
+                held, self._leaving, len(self._jobs_by_tag), target
+            )
             self._not_granted = missing
             return missing, where
 

@@ -23,24 +23,26 @@ class EndedContainers:
         self._seen: set[str] = set()
         self._expected: set[str] = set()
         self._lost: list[str] = []
+        self._wanted = 0
 
     @property
     def count(self) -> int:
         return len(self._lost)
 
-    def update(
-        self, held: Mapping[str, str], requested: int, arrived: Collection[str] = ()
-    ) -> None:
+    def update(self, held: Mapping[str, str], wanted: int, arrived: Collection[str] = ()) -> None:
         """Record which containers exist now.
 
         YARN grants more than was requested if Spark repeats a request before it receives the grant.
         Spark's application master releases the surplus before anything starts in it.
 
         Args:
-            requested: number of containers that exist or were requested.
+            wanted: number of containers that Spark wants to have.
             arrived: IDs of the containers whose executors have ever arrived.
         """
-        if (surplus := len(self._held) - requested) > 0:
+        # Spark may have wanted fewer when the surplus was granted than it wants now.
+        surplus = len(self._held) - min(wanted, self._wanted)
+        self._wanted = wanted
+        if self._held and surplus > 0:
             # Container IDs ascend, so the last ones are the surplus.
             self._expected.update(sorted(self._held.difference(held, arrived))[-surplus:])
         self._held = set(held)
@@ -129,15 +131,16 @@ class PendingExecutors:
         self._ended.expect_exit(held)
 
     def update(
-        self, held: Mapping[str, str], leaving: Collection[str], requested: int
+        self, held: Mapping[str, str], leaving: Collection[str], requested: int, target: int
     ) -> tuple[int, WaitReason]:
         """Return how many executors YARN has not granted, and what the missing ones do.
 
         Args:
             leaving: IDs of the containers that were released.
             requested: number of executors that exist or were requested.
+            target: number of executors that Spark wants to have.
         """
-        self._ended.update(held, requested + len(leaving), self._seen)
+        self._ended.update(held, min(requested, target) + len(leaving), self._seen)
         staying = {id_: host for id_, host in held.items() if id_ not in leaving}
         if missing := max(requested - len(staying), 0):
             return missing, wait_reasons.granted_part(requested - missing, requested, NO_WAIT)

@@ -228,7 +228,8 @@ class PlaceholderAcquisition:
             silent = wait_reasons.silent_yarn(str(error))
             self._why = lambda: silent
             return
-        self._ended.update(held.containers, self._task_count())
+        wanted = min(self._task_count(), self._executors.target())
+        self._ended.update(held.containers, wanted)
         granted = len(held.containers) - len(self.parked)
         if granted != self._progress.granted:
             log.debug("YARN has granted %d of %d", granted, self._request.plan.executors)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -660,9 +661,21 @@ def test_where_nothing_is_found_and_nothing_tells_of_a_cluster_that_is_said(
         ' eval "$(hopsgpu cluster env)")'
     )
     assert call(what).output == f"no {what} in file://{tmp_path}/hopsgpu/{what}{hint}\n"
+    for words in (("runs", "show", "last"), ("logs", "last"), ("models", "show", "digits")):
+        assert told(call(*words)).endswith(f"{hint}\n"), words
     given = f"file://{tmp_path}/other"
+    assert "HADOOP_CONF_DIR" not in told(call("runs", "show", "last", "--root", given))
     assert call(what, "--root", given).output == f"no {what} in {given}/{what}\n"
     assert json.loads(call(what, "--json").output) == []
+
+
+def test_a_stopped_cluster_of_this_machine_is_reported_at_once() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        root = f"hdfs://127.0.0.1:{unused.getsockname()[1]}/user/ann"
+        for words in (("runs",), ("logs", "last"), ("models",), ("models", "show", "digits")):
+            said = told(call(*words[:1], "--root", root, *words[1:]))
+            assert "nothing listens on 127.0.0.1:" in said and "hopsgpu cluster up" in said
 
 
 def test_a_root_that_was_given_is_that_of_the_group_and_its_commands(root: Path) -> None:

@@ -104,7 +104,7 @@ def test_runs_are_found_by_a_beginning_and_the_newest_first(
     tmp_path: Path, store: RunStore
 ) -> None:
     assert store.ids() == ()
-    with pytest.raises(ConfigError, match="there are no runs"):
+    with pytest.raises(StoreError, match="there are no runs"):
         store.find("last")
     for run_id in (MIDDLE, NEW, OLD):
         put_run(tmp_path, run_id)
@@ -117,7 +117,7 @@ def test_runs_are_found_by_a_beginning_and_the_newest_first(
     assert store.find(OLD) == OLD
     with pytest.raises(ConfigError, match="4 .*'fit-': .*, …"):
         store.find("fit-")
-    with pytest.raises(ConfigError, match="'other'"):
+    with pytest.raises(StoreError, match="'other'"):
         store.find("other")
 
 

@@ -34,8 +34,8 @@ def there(*containers: str) -> dict[str, str]:
 
 def ended_again(coming: PendingExecutors, times: int) -> None:
     for number in range(times):
-        coming.update(there(f"c{number}"), [], 1)
-    coming.update(there(), [], 1)
+        coming.update(there(f"c{number}"), [], 1, 1)
+    coming.update(there(), [], 1, 1)
 
 
 def test_containers_that_are_gone_without_having_come_have_ended_again() -> None:
@@ -84,20 +84,36 @@ def test_what_yarn_granted_beyond_the_request_has_not_ended_again() -> None:
     assert ended.count == 1 and failing.containers() == {"c2": "a"}
 
 
+def test_a_surplus_is_what_exceeds_the_number_that_spark_wanted_then() -> None:
+    failing = FailingHosts()
+    ended = EndedContainers(failing)
+    ended.update({}, 4)
+    ended.update({"c2": "a", "c3": "b", "c4": "b", "c5": "c"}, 3)
+    ended.update({"c2": "a", "c3": "b", "c4": "b"}, 4)
+    assert ended.count == 0 and not failing.containers()
+    ended.update({"c2": "a", "c3": "b", "c4": "b", "c6": "c"}, 4)
+    ended.update({"c2": "a", "c3": "b", "c4": "b"}, 4)
+    assert ended.count == 1 and failing.containers() == {"c6": "c"}
+    coming = PendingExecutors(FailingHosts())
+    coming.update(there("c1", "c2"), [], 2, 1)
+    coming.update(there("c1"), [], 2, 2)
+    assert not coming.with_exits(NO_WAIT)
+
+
 def test_an_executor_that_leaves_is_not_one_beyond_the_request() -> None:
     coming = PendingExecutors(FailingHosts())
     coming.record_connection("c1")
-    coming.update(there("c1", "c2"), ["c1"], 1)
-    coming.update(there("c1"), ["c1"], 1)
+    coming.update(there("c1", "c2"), ["c1"], 1, 1)
+    coming.update(there("c1"), ["c1"], 1, 1)
     assert "see the node's log of c2" in str(coming.with_exits(FULL))
 
 
 def test_what_yarn_has_not_granted_is_told_from_what_only_starts() -> None:
     coming = PendingExecutors(FailingHosts())
-    assert coming.update(there("c1"), [], 2) == (1, granted_part(1, 2, NO_WAIT))
+    assert coming.update(there("c1"), [], 2, 2) == (1, granted_part(1, 2, NO_WAIT))
     starting = starting_executors(["node1", "node1"], [])
-    assert coming.update(there("c1", "c2"), [], 2) == (0, starting)
-    assert coming.update(there("c1", "c2"), ["c1"], 2) == (1, granted_part(1, 2, NO_WAIT))
+    assert coming.update(there("c1", "c2"), [], 2, 2) == (0, starting)
+    assert coming.update(there("c1", "c2"), ["c1"], 2, 2) == (1, granted_part(1, 2, NO_WAIT))
 
 
 def test_executors_that_end_again_and_again_are_given_back_and_asked_for_later() -> None:
@@ -113,7 +129,7 @@ def test_executors_that_end_again_and_again_are_given_back_and_asked_for_later()
     assert before.details[0].startswith("before that, 4 executors ended unexpectedly on node1; see")
     assert not coming.may_request(101.9) and coming.may_request(102.0)
     # Of those that were given back none counts again.
-    coming.update(there(), [], 1)
+    coming.update(there(), [], 1, 1)
     assert not coming.give_back(1, now=102.0, chance=0.5)
     ended_again(coming, 4)
     assert coming.give_back(1, now=110.0, chance=0.5) == withdrew_requests(1, 2)

@@ -160,7 +160,7 @@ def test_outcomes_begin_with_what_failed(record: RunRecord, outcome: str) -> Non
         (
             ApplicationReport("KILLED", "by dr.who", has_ended=True),
             "lost",
-            "by dr.who\nYARN's state of application_1_0001: KILLED: by dr.who",
+            "by dr.who\nYARN's state of application_1_0001: KILLED",
         ),
         (
             ApplicationReport("FINISHED", "", has_ended=True),

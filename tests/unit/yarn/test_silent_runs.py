@@ -18,7 +18,7 @@ LOST_NODE = (
 )
 APP = {"id": ID, "state": "FAILED", "finalStatus": "FAILED", "diagnostics": LOST_NODE}
 SECONDS = (10.0, 30.0)
-NOW = 1000.0
+NOW = 1_000_000.0
 
 
 def asking(daemon: Daemon) -> SilentRuns:
@@ -68,14 +68,15 @@ def test_a_record_is_read_again_once_the_application_has_ended() -> None:
 
 def test_a_list_costs_one_request_and_only_if_a_run_is_silent() -> None:
     with serving({APPS: {"apps": {"app": [APP]}}}) as daemon:
-        runs = [run(5.0), run(300.0), run(300.0, "failed")]
+        runs = [run(5.0), run(90_000.0), run(300.0, "failed")]
         assert asking(daemon).with_reports(runs, lambda number: runs[number], NOW) == runs
         assert daemon.asked == []
-        runs = [run(30.0), run(5.0), run(40.0, application="application_1_0002"), run(50.0)]
+        runs = [run(30.0), run(5.0), run(40.0, application="application_1_0002"), run(500.0)]
         found = asking(daemon).with_reports(runs, lambda number: runs[number], NOW)
         assert [one.state_at(NOW) for one in found] == ["lost", "running", "running", "lost"]
+        assert found[3].report is not None and found[3].report.state == "FAILED"
         (asked,) = daemon.asked
-        assert "states=FINISHED,FAILED,KILLED&finishedTimeBegin=650000" in asked
+        assert "states=FINISHED,FAILED,KILLED&finishedTimeBegin=999200000" in asked
 
 
 def test_a_run_that_recorded_its_end_meanwhile_is_not_lost() -> None:
