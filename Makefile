@@ -24,6 +24,7 @@ LONGEST := lease.py submit.py search.py ranks.py launch.py notebook.py data.py e
 LONGEST := $(addprefix tests/cluster/test_,$(LONGEST))
 LIGHT := $(filter-out $(SPARK),$(wildcard tests/contract/test_*.py))
 LIGHT += $(sort $(shell find tests/unit tests/process -name 'test_*.py'))
+LIGHT += $(wildcard tests/attacks/test_*.py)
 # First what can do without the cluster, which is started meanwhile.
 LIGHT_LONGEST := tests/process/agent/test_agent.py
 LIGHT_LONGEST += tests/contract/test_local.py
@@ -34,7 +35,8 @@ LIGHT_LONGEST += $(addprefix tests/contract/test_,gang_queue.py usage.py)
 # What repeats or varies other tests, or takes long.
 SOAK := $(wildcard tests/soak/test_*.py)
 SOAK += $(wildcard tests/contract/test_*.py tests/screens/test_*.py)
-SOAK += $(shell grep -rl --include='test_*.py' 'mark\.soak' tests/cluster tests/process tests/unit)
+SOAK += $(shell grep -rl --include='test_*.py' 'mark\.soak' tests/cluster tests/process tests/unit \
+  tests/attacks)
 # Need a KDC: `make secure`.
 SOAK += $(shell grep -l 'mark\.soak' tests/secure/test_*.py)
 # The first ones wait for minutes, for tokens to expire and GPUs to idle.
