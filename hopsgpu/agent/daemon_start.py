@@ -152,7 +152,7 @@ def _start(
         file.seek(0)
         passed = [pidfd, lock, file.fileno()]
         process = subprocess.Popen(
-            [sys.executable, "-m", process_daemon.__name__, str(directory), *map(str, passed)],
+            [sys.executable, "-P", "-m", process_daemon.__name__, *map(str, (directory, *passed))],
             env={**os.environ, "PYTHONPATH": path, VARIABLE: log_level},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -76,7 +76,7 @@ class EnvironmentUnpacker:
             input_file.write(json.dumps(request).encode())
             input_file.seek(0)
             pid = fork_servers.start_process(
-                [sys.executable, "-m", _MODULE, str(os.getpid())],
+                [sys.executable, "-P", "-m", _MODULE, str(os.getpid())],
                 stdin=input_file,
                 cwd=self._directory,
                 env={**variables, **self._mark},

@@ -38,6 +38,7 @@ async def _check_gpu(gpu: str) -> str:
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",
             "-m",
             __name__,
             env={

@@ -64,7 +64,7 @@ def tensorboard(run_id: str, host: str, port: int) -> None:
 @contextlib.contextmanager
 def _served(directory: str, host: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run TensorBoard, which prints its own URL, until the end of the context."""
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", directory]
+    command = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir", directory]
     command += ["--host", host, "--port", str(port), "--reload_interval", str(int(_POLL_SECONDS))]
     server = subprocess.Popen(command)
     try:

@@ -134,7 +134,7 @@ def _run(
         "PYSPARK_SUBMIT_ARGS": shlex.join(submit),
         MARKER: marker(layout.root, _MAKER),
     }
-    argv = [sys.executable, "-m", "hopsgpu.backends.spark.class_data", url]
+    argv = [sys.executable, "-P", "-m", "hopsgpu.backends.spark.class_data", url]
     with log.open("wb") as out:
         try:
             making = subprocess.Popen(

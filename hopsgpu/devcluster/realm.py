@@ -349,7 +349,7 @@ def make_directories(
     # These variables could name tokens of another cluster's container, or another user.
     for name in ("HADOOP_TOKEN_FILE_LOCATION", "HADOOP_USER_NAME", "HADOOP_PROXY_USER"):
         variables.pop(name, None)
-    argv = [sys.executable, "-c", _MAKE_DIRECTORIES, url, json.dumps(directories)]
+    argv = [sys.executable, "-P", "-c", _MAKE_DIRECTORIES, url, json.dumps(directories)]
     try:
         completed = subprocess.run(
             argv, env=variables, capture_output=True, text=True, timeout=_SECONDS, check=False

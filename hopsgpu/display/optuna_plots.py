@@ -75,7 +75,7 @@ def _none(missing: str) -> Sequence[OptunaPlot]:
 def _draw_in_process(pickled: bytes, seconds: float) -> list[tuple[bytes, str]]:
     """Return for each plot the picture, or why there is none."""
     process = subprocess.run(
-        [sys.executable, "-m", __name__],
+        [sys.executable, "-P", "-m", __name__],
         input=pickled,
         capture_output=True,
         timeout=seconds,

@@ -60,7 +60,7 @@ class ContainerJob:
         with self._log.open("ab") as errors:
             # In its own session, so that only the driver receives a Ctrl-C.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", container_module.__name__],
+                [sys.executable, "-P", "-m", container_module.__name__],
                 cwd=directory,
                 # LOCAL_DIRS as on YARN: the directory that the application's containers share.
                 env={**environ, "PYTHONPATH": path, "LOCAL_DIRS": str(directory.parent / SHARED)},

@@ -267,7 +267,7 @@ def main(arguments: Sequence[str]) -> int:
     names of the written files.
     """
     if not arguments:
-        print("usage: python -m hopsgpu.spark.submission DIRECTORY", file=sys.stderr)
+        print("usage: python -P -m hopsgpu.spark.submission DIRECTORY", file=sys.stderr)
         return 2
     try:
         defaults = spark_defaults(os.environ)

@@ -153,7 +153,7 @@ def _reading_program(seconds: float) -> List[str]:
     """
     root = Path(__file__).resolve().parents[3]
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "import sys; sys.path[:] = [sys.argv[1], *filter(None, sys.path)];"
         "from hopsgpu.gpu.node.device_query import main; main()"
     )
     # The commands that the program starts must give up before the program's own time is over.

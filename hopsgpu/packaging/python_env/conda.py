@@ -46,7 +46,7 @@ class CondaEnvironment(Recipe):
             )
         prefix, target = self._prefix(stop), directory / ARCHIVE
         what = f"python_env={self.name}: conda-pack"
-        command = [sys.executable, "-m", "conda_pack.cli", "--quiet", "--prefix", str(prefix)]
+        command = [sys.executable, "-P", "-m", "conda_pack.cli", "--quiet", "--prefix", str(prefix)]
         commands.run([*command, "--output", str(target), "--compress-level", "1"], what, stop)
         return target
 

@@ -77,7 +77,7 @@ class Packages(Recipe):
             requirements_file = directory / "requirements.txt"
             requirements_file.touch(mode=0o600)
             requirements_file.write_text("\n".join(self.lines) + "\n")
-        command = [sys.executable, "-m", "pip", "install", "--target", str(target)]
+        command = [sys.executable, "-P", "-m", "pip", "install", "--target", str(target)]
         command += requirements.PIP_OPTIONS
         what = f"python_env={self.name}: pip install"
         variables = requirements.pip_variables(os.environ)
