@@ -250,25 +250,41 @@ class RunStore:
     def is_asked_to_cancel(self, run_id: str) -> bool:
         return (self.directory(run_id) / CANCEL).exists()
 
-    def remove(self, run_id: str) -> None:
+    def remove(self, run_id: str) -> LakePath | None:
         """Remove a run with its logs and checkpoints, and a score's remaining parts; models stay.
+
+        Returns:
+            Parts that stay, because the record that names them is not this user's; or None.
 
         Raises:
             StoreError: the lake refused the operation. The record, which names what is left, still
                 exists.
         """
         record = self.load(run_id).record
-        if record is not None and (parts := parts_elsewhere(record)) is not None:
+        parts = None if record is None else parts_elsewhere(record)
+        if parts is not None and self.is_own(run_id):
             parts.remove()
             log.info("removed %s", parts.url)
+            parts = None
         self.directory(run_id).remove()
         log.info("removed %s", self.directory(run_id).url)
+        return parts
+
+    def is_own(self, run_id: str) -> bool:
+        """Return whether this process's user owns the record of a run.
+
+        What another user's record names may be any directory of this user. The answer is False on
+        an object store, where files have no owners.
+        """
+        owner = (self.directory(run_id) / RECORD).stat().owner
+        return owner != "" and owner == self._runs.user()
 
 
 def parts_elsewhere(record: RunRecord) -> LakePath | None:
     """Return where an incomplete score has its parts, beside its output; or None.
 
-    Other users may write there: only a directory whose name has the run's id counts.
+    The name of the directory has the run's id, but whoever wrote the record chose that id: see
+    `RunStore.is_own` before a removal.
     """
     url = None if record.score is None else record.score.kept_in
     if url is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from hopsgpu.artifacts.versions import TAGS, is_version, numbers
 from hopsgpu.core.formats import utc_time
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, JSON_ERRORS
-from hopsgpu.storage.lake import DRAFT, LakePath
+from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
 
@@ -169,11 +168,7 @@ def _read_for_change(home: LakePath, tag: str) -> _Tag:
 def _change(
     home: LakePath, previous: int | None, version: int | None, action: str, now: float | None
 ) -> TagChange:
-    # The owner of a new file is this process's user name on the lake.
-    probe = home / TAGS / f".{uuid.uuid4().hex}{DRAFT}"
-    probe.create()
-    user = probe.owner()
-    probe.remove()
+    user = (home / TAGS).user()
     return TagChange(version, previous, user, utc_time(time.time() if now is None else now), action)
 
 

@@ -174,14 +174,19 @@ def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool
     removed, problems = [], []
     for run_id in going:
         try:
-            if not dry_run:
-                store.remove(run_id)
+            parts = None if dry_run else store.remove(run_id)
         except StoreError as error:
             problems.append(str(error))
         else:
             removed.append(run_id)
             if not as_json:
                 click.echo(run_id)
+            if parts is not None:
+                click.echo(
+                    f"hopsgpu: {parts.url} stays: the record of {run_id} names it, but is not your"
+                    " own; remove the directory yourself if it has only the parts of this score",
+                    err=True,
+                )
     if as_json:
         click.echo(json.dumps(removed, indent=2))
     outcome = "would be removed" if dry_run else "removed"

@@ -234,6 +234,8 @@ class _ScoreRun(RunBody[ScoreResult]):
                 parts = None if record is None else parts_elsewhere(record)
                 if record is None or parts is None or parts.url != url:
                     log.info("%s is left: it is of no score below this root", url)
+                elif not runs.is_own(run_id):
+                    log.info("%s is left: the record of its score is another user's", url)
                 elif record.is_running(time.time()):
                     log.info("%s is left: its score goes on", url)
                 else:

@@ -193,6 +193,14 @@ class LakePath:
             return os.environ.get("HADOOP_USER_NAME") or own_name()
         return self.stat().owner
 
+    def user(self) -> str:
+        """Return this process's user on the lake: the owner of a file that it creates here."""
+        probe = self / f".{uuid.uuid4().hex}{DRAFT}"
+        probe.create()
+        user = probe.owner()
+        probe.remove()
+        return user
+
     def exists(self) -> bool:
         return self._status() is not None
 
