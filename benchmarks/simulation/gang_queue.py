@@ -305,7 +305,7 @@ class SimulatedQueue:
     def _ask_back(self) -> None:
         self._will_ask_back = False
         view, free = self._view(), self._cluster.free
-        offers = [offer for offer, _, _ in self._offers.values()]
+        offers = {offer.id: offer for offer, _, _ in self._offers.values()}
         given: dict[str, Mapping[str, int]] = {}
         helped: dict[str, Ticket | None] = {}
         for offer, queue, asked in list(self._offers.values()):

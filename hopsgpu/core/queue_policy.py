@@ -13,6 +13,11 @@ generation. Only one such rename can succeed. The highest generation counts and 
 no number is used twice. A file expires if its owner does not renew it for `TICKET_TTL_SECONDS` by
 the NameNode's clock, so a crashed application blocks nobody for longer.
 
+All users may write into the directory, so names and times are not trusted. A file is ignored if a
+number in its name is larger than any cluster needs, or if the file is dated in the future; so are a
+user's tickets and offers beyond the first ones. `QueueSnapshot.ignored` lists these files. Nobody
+can prevent that a user takes a place, or the turn, before it is due.
+
 Each poll costs the NameNode a listing, and each renewal two more operations. Gangs therefore poll,
 and renew their tickets, less often the lower they rank (`poll_seconds`, `renewal_seconds`), and
 their tickets live longer (`ticket_ttl_seconds`). The rank follows from the listing alone, so all
@@ -26,11 +31,16 @@ import hashlib
 import math
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 from hopsgpu.units import count_of
+
+T = TypeVar("T")
+K = TypeVar("K", str, tuple[str, str])
 
 TICKET_TTL_SECONDS = 20.0
 RENEW_SECONDS = 4.0
@@ -58,16 +68,24 @@ _UNLIMITED_PASSES_SECONDS = 30.0
 _PROBE_SECONDS = 30.0
 _MAX_PROBE_SECONDS = 600.0
 
-_TICKET = re.compile(
-    r"ticket-(\d{15})-([0-9a-f]{8})-(gang|grow)-(\d+)x(\d+)-([0-9a-f]{8})-([a-z]+)-(\d+)"
-    r"-(\d+)-(\w+)"
-)
-_TURN = re.compile(r"turn-(\d{12})")
-_DRAFT = re.compile(r"draft-[0-9a-f]{8}")
-_ASKING = re.compile(r"asking-(\d{12})-(\w+)")
-_OFFER = re.compile(r"offer-([0-9a-f]{8})-(\d+)x(\d+)-(\d+)-([0-9a-f]{8})-(\w+?)-(.+)")
-# Length of the run's name in a file name: a run's name has up to 200 bytes, a file's up to 255.
-_MAX_RUN_NAME = 30
+# Largest numbers in file names. Other users may write any numbers; no cluster needs larger ones.
+MAX_EXECUTORS = 100_000
+MAX_GPUS_PER_EXECUTOR = 1000
+MAX_GANG_GPUS = 1_000_000
+MAX_TURNS = 999_999
+MAX_WAIT_SECONDS = 366 * 86_400
+# Number of a user's tickets, and of a user's offers, that count.
+MAX_FILES_PER_USER = 100
+# How far a file may be dated in the future. A gang's reading of the NameNode's clock is late by the
+# duration of its last renewal, so files that were renewed meanwhile are in the future.
+MAX_SECONDS_AHEAD = 60.0
+# Generations that a queue can have had: a first allowance, and so many a second since 2025-01-01.
+# Real turns are rarer by far, so no file makes honest gangs run out of numbers.
+_FIRST_GENERATIONS = 1_000_000
+_GENERATIONS_PER_SECOND = 20
+_GENERATIONS_SINCE = 1_735_689_600
+# Number of offers that a sentence lists.
+_MAX_OFFERS_LISTED = 5
 
 
 class Bound(Enum):
@@ -78,6 +96,24 @@ class Bound(Enum):
     NODES = "nodes"
     QUEUE = "queue"
     USER = "user"
+
+
+_SIZE = r"([0-9]{1,6})x([0-9]{1,4})"
+_APPLICATION = r"([A-Za-z0-9_]{1,64})"
+_TICKET = re.compile(
+    rf"ticket-([0-9]{{15}})-([0-9a-f]{{8}})-(gang|grow)-{_SIZE}-([0-9a-f]{{8}})"
+    rf"-({'|'.join(bound.value for bound in Bound)})-([0-9])-([0-9]{{1,6}})-{_APPLICATION}"
+)
+_TURN = re.compile(r"turn-([0-9]{12})")
+_DRAFT = re.compile(r"draft-[0-9a-f]{8}")
+_ASKING = re.compile(rf"asking-([0-9]{{12}})-{_APPLICATION}")
+_OFFER = re.compile(
+    rf"offer-([0-9a-f]{{8}})-{_SIZE}-([0-9]{{1,6}})-([0-9a-f]{{8}})-{_APPLICATION}"
+    r"-([\w.+=-]{1,30})"
+)
+# Number of characters of the run's name in a file name, as in `_OFFER`: a run's name has up to 200
+# bytes, a file's up to 255.
+_MAX_RUN_NAME = 30
 
 
 @dataclass(frozen=True)
@@ -124,21 +160,35 @@ class Ticket:
 
 
 def parse_ticket(name: str) -> Ticket | None:
-    """Return the ticket that a file's name describes, or None for another file."""
+    """Return the ticket that a file's name describes, or None for another file.
+
+    A name with a number that no gang has describes no ticket.
+    """
     match = _TICKET.fullmatch(name)
-    if match is None or match[7] not in {bound.value for bound in Bound}:
+    if match is None:
+        return None
+    executors, gpus, passed = int(match[4]), int(match[5]), int(match[8])
+    if not (executors and _is_possible_size(executors, gpus) and passed <= MAX_PASSES):
         return None
     return Ticket(
         filed=int(match[1]),
         id=match[2],
         is_growth=match[3] == "grow",
-        executors=int(match[4]),
-        gpus=int(match[5]),
+        executors=executors,
+        gpus=gpus,
         queue=match[6],
         bound=Bound(match[7]),
-        passed=int(match[8]),
+        passed=passed,
         turns=int(match[9]),
         application=match[10],
+    )
+
+
+def _is_possible_size(executors: int, gpus: int) -> bool:
+    return (
+        executors <= MAX_EXECUTORS
+        and gpus <= MAX_GPUS_PER_EXECUTOR
+        and executors * gpus <= MAX_GANG_GPUS
     )
 
 
@@ -170,11 +220,16 @@ class Offer:
 
 
 def parse_offer(name: str) -> Offer | None:
-    """Return the offer that a file's name describes, or None for another file."""
+    """Return the offer that a file's name describes, or None for another file.
+
+    A name with a number that no gang has describes no offer.
+    """
     match = _OFFER.fullmatch(name)
     if match is None:
         return None
     executors, gpus, promised = map(int, match.group(2, 3, 4))
+    if not _is_possible_size(executors, gpus) or promised > MAX_EXECUTORS:
+        return None
     return Offer(match[1], executors, gpus, promised, match[5], match[6], match[7])
 
 
@@ -201,6 +256,26 @@ class QueueFile:
     owner: str
 
 
+class IgnoredReason(Enum):
+    """Why a file in the directory of a queue does not count."""
+
+    NAME = "its name is none that hopsgpu writes"
+    TIME = "it is dated in the future"
+    EXCESS = f"its user has more than {MAX_FILES_PER_USER} tickets or offers"
+
+
+@dataclass(frozen=True)
+class IgnoredFile:
+    """A file in the directory of a queue that does not count."""
+
+    name: str
+    owner: str
+    reason: IgnoredReason
+
+    def __str__(self) -> str:
+        return f"{self.name!r} of {self.owner}: {self.reason.value}"
+
+
 @dataclass(frozen=True)
 class TurnHolder:
     """The gang that asks YARN; its application is "" if it is unknown."""
@@ -221,6 +296,7 @@ class QueueSnapshot:
         generation: the highest generation of all turns; 0 if there has been no turn.
         turn_holder: who has the turn; None if the turn is free.
         offers: the live offers with their owners.
+        ignored: the files that do not count, for another reason than that they have expired.
         has_unlimited_passes: whether later gangs may now pass more than `MAX_PASSES` times.
     """
 
@@ -228,6 +304,7 @@ class QueueSnapshot:
     generation: int
     turn_holder: TurnHolder | None
     offers: tuple[tuple[Offer, str], ...] = ()
+    ignored: tuple[IgnoredFile, ...] = ()
     has_unlimited_passes: bool = False
 
     @property
@@ -249,42 +326,105 @@ class QueueSnapshot:
 def read_queue(files: Iterable[QueueFile], now: int) -> QueueSnapshot:
     """Return the queue that the files of its directory describe.
 
+    The time that this takes is linear in the number of files, but for a sort.
+
     Args:
         now: milliseconds since the epoch by the NameNode's clock.
     """
-    oldest = now - TICKET_TTL_SECONDS * 1000
-    tickets, offers = [], []
-    turns: dict[int, QueueFile] = {}
-    applications: dict[int, str] = {}
+    contents = _Contents()
     for file in files:
-        if (ticket := parse_ticket(file.name)) is not None:
-            tickets.append((ticket, file))
-        elif (offer := parse_offer(file.name)) is not None:
-            if file.modified >= oldest:
-                offers.append((offer, file.owner))
-        elif match := _TURN.fullmatch(file.name):
-            turns[int(match[1])] = file
-        elif match := _ASKING.fullmatch(file.name):
-            applications[int(match[1])] = match[2]
-    generation = max(turns, default=0)
-    holder = None
-    if generation % 2 and turns[generation].modified >= oldest:
-        holder = TurnHolder(applications.get(generation, ""), turns[generation].owner)
-    tickets.sort(key=lambda pair: pair[0].order)
-    offers.sort(key=lambda pair: pair[0].id)
+        if reason := contents.add(file, now):
+            contents.ignored.append(IgnoredFile(file.name, file.owner, reason))
+    tickets = sorted(contents.tickets, key=lambda pair: pair[0].order)
+    offers = sorted(contents.offers, key=lambda pair: pair[0].id)
     return QueueSnapshot(
-        tuple(_live_tickets(tickets, now)),
-        generation,
-        holder,
-        tuple(offers),
+        tuple(_first_of_each_user(_live_tickets(tickets, now), contents.ignored)),
+        max(contents.turns, default=0),
+        contents.turn_holder(now),
+        tuple(_first_of_each_user(offers, contents.ignored)),
+        tuple(contents.ignored),
         has_unlimited_passes(now / 1000),
     )
 
 
+class _Contents:
+    """The files of a queue's directory, by what their names describe."""
+
+    def __init__(self) -> None:
+        self.tickets: list[tuple[Ticket, QueueFile]] = []
+        self.offers: list[tuple[Offer, QueueFile]] = []
+        self.turns: dict[int, QueueFile] = {}
+        self.ignored: list[IgnoredFile] = []
+        # By generation and owner, who asks.
+        self._applications: dict[tuple[int, str], str] = {}
+
+    def add(self, file: QueueFile, now: int) -> IgnoredReason | None:
+        """Add a file; return why it does not count, or None if it counts or has expired."""
+        # A turn counts whatever its time: its number must not be used again.
+        if (generation := _generation_of(_TURN, file, now)) is not None:
+            self.turns[generation] = file
+            return None
+        if file.modified > now + MAX_SECONDS_AHEAD * 1000:
+            return IgnoredReason.TIME
+        if (ticket := parse_ticket(file.name)) is not None:
+            if not now - MAX_WAIT_SECONDS * 1000 <= ticket.filed <= now + MAX_SECONDS_AHEAD * 1000:
+                return IgnoredReason.NAME
+            self.tickets.append((ticket, file))
+        elif (offer := parse_offer(file.name)) is not None:
+            if _is_live(file, now):
+                self.offers.append((offer, file))
+        elif (generation := _generation_of(_ASKING, file, now)) is not None:
+            self._applications[generation, file.owner] = file.name.rpartition("-")[2]
+        elif not _DRAFT.fullmatch(file.name):
+            return IgnoredReason.NAME
+        return None
+
+    def turn_holder(self, now: int) -> TurnHolder | None:
+        generation = max(self.turns, default=0)
+        if generation % 2 == 0 or not _is_live(self.turns[generation], now):
+            return None
+        owner = self.turns[generation].owner
+        return TurnHolder(self._applications.get((generation, owner), ""), owner)
+
+
+def _generation_of(pattern: re.Pattern[str], file: QueueFile, now: int) -> int | None:
+    """Return the generation in a file's name; None if it has none, or none that a queue can have.
+
+    A file with a higher number than all turns until now could have made is not a turn. So honest
+    gangs still find the next number, and others read it.
+    """
+    match = pattern.fullmatch(file.name)
+    if match is None:
+        return None
+    seconds = max(now // 1000 - _GENERATIONS_SINCE, 0)
+    generation = int(match[1])
+    is_possible = generation <= _FIRST_GENERATIONS + seconds * _GENERATIONS_PER_SECOND
+    return generation if is_possible else None
+
+
+def _is_live(file: QueueFile, now: int, ttl_seconds: float | None = None) -> bool:
+    """Return whether a file has been renewed within its time to live, and not in the future."""
+    ttl = TICKET_TTL_SECONDS if ttl_seconds is None else ttl_seconds
+    return now - ttl * 1000 <= file.modified <= now + MAX_SECONDS_AHEAD * 1000
+
+
+def _first_of_each_user(
+    entries: Iterable[tuple[T, QueueFile]], ignored: list[IgnoredFile]
+) -> Iterator[tuple[T, str]]:
+    """Yield the first entries of each user, with the user; add the others to `ignored`."""
+    counts: Counter[str] = Counter()
+    for entry, file in entries:
+        counts[file.owner] += 1
+        if counts[file.owner] <= MAX_FILES_PER_USER:
+            yield entry, file.owner
+        else:
+            ignored.append(IgnoredFile(file.name, file.owner, IgnoredReason.EXCESS))
+
+
 def _live_tickets(
     tickets: Iterable[tuple[Ticket, QueueFile]], now: int
-) -> Iterator[tuple[Ticket, str]]:
-    """Yield the tickets that have not expired by the TTL of their rank, with their owners.
+) -> Iterator[tuple[Ticket, QueueFile]]:
+    """Yield the tickets that have not expired by the TTL of their rank, with their files.
 
     Args:
         now: milliseconds since the epoch by the NameNode's clock.
@@ -292,9 +432,12 @@ def _live_tickets(
     ranking = _Ranking()
     for ticket, file in tickets:
         rank = ranking.rank(ticket, file.owner)
-        if file.modified >= now - ticket_ttl_seconds(rank) * 1000:
+        if _is_live(file, now, ticket_ttl_seconds(rank)):
             ranking.add(ticket, file.owner)
-            yield ticket, file.owner
+            yield ticket, file
+
+
+_Kinds = dict[object, tuple[int, int]]
 
 
 class _Ranking:
@@ -313,22 +456,24 @@ class _Ranking:
 
     def __init__(self) -> None:
         self._count = 0
-        # Number of gangs of each kind, in the order in which the kinds appear.
-        self._cluster_kinds: dict[object, int] = {}
-        self._limited_kinds: dict[object, int] = {}
+        # By kind: the position of the kind, from 0 in the order in which the kinds appear, and the
+        # number of its gangs.
+        self._cluster_kinds: _Kinds = {}
+        self._limited_kinds: _Kinds = {}
 
     def rank(self, ticket: Ticket, owner: str) -> int:
         """Return the rank that a ticket has behind those that were added."""
         kinds, kind, before = self._kind_of(ticket, owner)
-        position = before + (list(kinds).index(kind) if kind in kinds else len(kinds)) + 1
-        return min(position * (kinds.get(kind, 0) + 1) - 1, self._count)
+        position, count = kinds.get(kind, (len(kinds), 0))
+        return min((before + position + 1) * (count + 1) - 1, self._count)
 
     def add(self, ticket: Ticket, owner: str) -> None:
         kinds, kind, _ = self._kind_of(ticket, owner)
-        kinds[kind] = kinds.get(kind, 0) + 1
+        position, count = kinds.get(kind, (len(kinds), 0))
+        kinds[kind] = position, count + 1
         self._count += 1
 
-    def _kind_of(self, ticket: Ticket, owner: str) -> tuple[dict[object, int], object, int]:
+    def _kind_of(self, ticket: Ticket, owner: str) -> tuple[_Kinds, object, int]:
         """Return the kinds that a ticket competes with, its kind, and how many kinds are first."""
         match ticket.bound:
             case Bound.QUEUE:
@@ -376,12 +521,12 @@ def stale_files(files: Iterable[QueueFile], owner: str, now: int) -> tuple[str, 
     files = list(files)
     queue = read_queue(files, now)
     live = {ticket.name for ticket, _ in queue.tickets}
-    oldest = now - TICKET_TTL_SECONDS * 1000
+    live |= {file.name for file in queue.ignored if file.reason is IgnoredReason.EXCESS}
 
     def is_stale(file: QueueFile) -> bool:
         if turn := _TURN.fullmatch(file.name) or _ASKING.fullmatch(file.name):
             return int(turn[1]) < queue.generation
-        if file.modified >= oldest or file.name in live:
+        if _is_live(file, now) or file.name in live:
             return False
         parsed = parse_ticket(file.name), parse_offer(file.name), _DRAFT.fullmatch(file.name)
         return any(value is not None for value in parsed)
@@ -489,8 +634,9 @@ def decide_turn(
     if queue.turn_holder is not None:
         return TurnDecision(False, queue.turn_holder, is_behind=None)
     ahead = queue.ahead_of(candidate.ticket)
+    nodes = Counter(node_gpus)
     passes = math.inf if queue.has_unlimited_passes else MAX_PASSES
-    blocking = (pair for pair in ahead if not _may_pass(candidate, *pair, node_gpus, passes))
+    blocking = (pair for pair in ahead if not _may_pass(candidate, *pair, nodes, passes))
     if (pair := next(blocking, None)) is not None:
         return TurnDecision(False, GangsAhead(len(ahead), *pair), is_behind=True)
     return TurnDecision(candidate.ticket.bound is Bound.NONE or is_probe)
@@ -506,7 +652,7 @@ def has_unlimited_passes(now: float) -> bool:
 
 
 def _may_pass(
-    candidate: Candidate, ahead: Ticket, user: str, node_gpus: Sequence[int], passes: float
+    candidate: Candidate, ahead: Ticket, user: str, nodes: Mapping[int, int], passes: float
 ) -> bool:
     if ahead.bound is Bound.QUEUE and ahead.queue not in candidate.queues:
         return True
@@ -516,20 +662,33 @@ def _may_pass(
         candidate.ticket.bound is Bound.NONE
         and ahead.bound is not Bound.NONE
         and ahead.passed < passes
-        and _can_fit_together((ahead, candidate.ticket), node_gpus)
+        and _can_fit_together((ahead, candidate.ticket), nodes)
     )
 
 
-def _can_fit_together(tickets: Sequence[Ticket], node_gpus: Sequence[int]) -> bool:
-    """Return whether all executors fit onto the empty nodes, if the largest are placed first."""
-    free = sorted(node_gpus, reverse=True)
-    demands = sorted((t.gpus for t in tickets for _ in range(t.executors)), reverse=True)
-    for gpus in demands:
-        # Use the fullest node, so that emptier nodes remain for large executors.
-        fitting = [i for i, capacity in enumerate(free) if capacity >= gpus]
-        if not fitting:
+def _can_fit_together(tickets: Sequence[Ticket], nodes: Mapping[int, int]) -> bool:
+    """Return whether all executors fit onto the empty nodes, if the largest are placed first.
+
+    The time that this takes does not depend on the number of executors, which others wrote.
+
+    Args:
+        nodes: number of nodes by their number of GPUs.
+    """
+    free = Counter(nodes)
+    for ticket in sorted(tickets, key=lambda ticket: -ticket.gpus):
+        unplaced = ticket.executors
+        # Use the fullest nodes, so that emptier nodes remain for large executors.
+        for capacity in sorted(c for c in free if c >= ticket.gpus):
+            if not ticket.gpus or not unplaced:
+                break
+            per_node = capacity // ticket.gpus
+            full, rest = divmod(min(unplaced, per_node * free[capacity]), per_node)
+            unplaced -= full * per_node + rest
+            free[capacity] -= full + bool(rest)
+            free[capacity - per_node * ticket.gpus] += full
+            free[capacity - rest * ticket.gpus] += bool(rest)
+        if unplaced and ticket.gpus:
             return False
-        free[min(fitting, key=lambda i: free[i])] -= gpus
     return True
 
 
@@ -542,14 +701,15 @@ def count_passes(ticket: Ticket, before: QueueSnapshot, now: QueueSnapshot) -> T
     if not turn_count or ticket.bound is Bound.NONE:
         return ticket
     # A gang that gave its turn back, because it got nothing or a part, keeps its place.
-    turns = {other.id: other.turns for other, _ in now.tickets}
+    # Another user may file a ticket with the same ID.
+    turns = {(owner, other.id): other.turns for other, owner in now.tickets}
 
     def turns_of(tickets: Sequence[tuple[Ticket, str]]) -> int:
-        return sum(turns.get(t.id, t.turns + 1) - t.turns for t, _ in tickets)
+        return sum(turns.get((owner, t.id), t.turns + 1) - t.turns for t, owner in tickets)
 
     ahead = before.ahead_of(ticket)
     passes = turn_count - turns_of(ahead)
-    if any(other.id not in turns for other, _ in ahead):
+    if any((owner, other.id) not in turns for other, owner in ahead):
         # A gang ahead that left may have had several turns before the one that was granted.
         behind = before.tickets[len(ahead) :]
         passes = min(passes, turns_of([pair for pair in behind if pair[0].id != ticket.id]))
@@ -559,7 +719,12 @@ def count_passes(ticket: Ticket, before: QueueSnapshot, now: QueueSnapshot) -> T
 
 
 def executors_to_give(
-    offer: Offer, user: str, queues: Sequence[str], queue: QueueSnapshot, free: int
+    offer: Offer,
+    user: str,
+    queues: Sequence[str],
+    queue: QueueSnapshot,
+    free: int,
+    held: Mapping[tuple[str, str], int],
 ) -> int:
     """Return how many of an elastic gang's executors the first waiting gang needs.
 
@@ -571,11 +736,32 @@ def executors_to_give(
     Args:
         user: owner of the offer.
         queues: short names of the elastic gang's queue and of all parents, its own first.
+        held: the GPUs of each running application, by its ID and user. Offers of other gangs count
+            only as far as their application has the GPUs.
     """
     ticket = first_ticket_to_serve(queue, user, queues)
     if ticket is None:
         return 0
-    return split_among_offers(ticket, [o for o, _ in queue.offers], free).get(offer.id, 0)
+    own = (user, offer.id)
+    offers = {(owner, other.id): other for other, owner in queue.offers}
+    offers.pop(own, None)
+    offers = {**_limit_offers(offers, held), own: offer}
+    return split_among_offers(ticket, offers, free).get(own, 0)
+
+
+def _limit_offers(
+    offers: Mapping[tuple[str, str], Offer], held: Mapping[tuple[str, str], int]
+) -> dict[tuple[str, str], Offer]:
+    """Return the offers of which the applications have the GPUs, by owner and ID."""
+    remaining = dict(held)
+    limited = {}
+    for (owner, number), offer in offers.items():
+        gpus = remaining.get((offer.application, owner), 0)
+        executors = min(offer.executors, gpus // offer.gpus) if offer.gpus else 0
+        if executors:
+            remaining[offer.application, owner] = gpus - executors * offer.gpus
+            limited[owner, number] = dataclasses.replace(offer, executors=executors)
+    return limited
 
 
 def first_ticket_to_serve(queue: QueueSnapshot, user: str, queues: Sequence[str]) -> Ticket | None:
@@ -584,22 +770,22 @@ def first_ticket_to_serve(queue: QueueSnapshot, user: str, queues: Sequence[str]
     return next((t for t, owner in waiting if _can_serve(t, owner, user, queues)), None)
 
 
-def split_among_offers(ticket: Ticket, offers: Iterable[Offer], free: int) -> Mapping[str, int]:
-    """Return how many executors each elastic gang gives to a waiting gang, by offer ID."""
+def split_among_offers(ticket: Ticket, offers: Mapping[K, Offer], free: int) -> Mapping[K, int]:
+    """Return how many executors each elastic gang gives to a waiting gang, by the offer's key."""
     is_own_limit = ticket.bound in (Bound.QUEUE, Bound.USER)
     needed = ticket.executors * ticket.gpus - (0 if is_own_limit else free)
     ordered = sorted(
-        {o.id: o for o in offers if o.gpus and o.gpus >= ticket.gpus}.values(),
-        key=lambda offer: (-offer.executors * offer.gpus, offer.id),
+        ((key, o) for key, o in offers.items() if o.gpus and o.gpus >= ticket.gpus),
+        key=lambda pair: (-pair[1].executors * pair[1].gpus, pair[0]),
     )
-    shares: dict[str, int] = {}
-    if needed > sum(offer.executors * offer.gpus for offer in ordered):
+    shares: dict[K, int] = {}
+    if needed > sum(offer.executors * offer.gpus for _, offer in ordered):
         return shares
-    for offer in ordered:
+    for key, offer in ordered:
         if needed <= 0:
             break
-        shares[offer.id] = min(offer.executors, -(-needed // offer.gpus))
-        needed -= shares[offer.id] * offer.gpus
+        shares[key] = min(offer.executors, -(-needed // offer.gpus))
+        needed -= shares[key] * offer.gpus
     return shares
 
 
@@ -616,10 +802,23 @@ def _can_serve(ticket: Ticket, owner: str, user: str, queues: Sequence[str]) -> 
 
 def describe_promised(queue: QueueSnapshot) -> str:
     """Return what elastic gangs are about to release, in words; "" if nothing."""
-    return "; ".join(
+    promising = [(offer, owner) for offer, owner in queue.offers if offer.promised]
+    phrases = [
         f"{count_of(offer.promised * offer.gpus, 'GPU')}"
         f" come{'s' * (offer.promised * offer.gpus == 1)}"
         f" from {owner}'s {offer.run!r} at its next checkpoint"
-        for offer, owner in queue.offers
-        if offer.promised
+        for offer, owner in promising[:_MAX_OFFERS_LISTED]
+    ]
+    if len(promising) > len(phrases):
+        phrases.append(f"{count_of(len(promising) - len(phrases), 'other gang')} will release more")
+    return "; ".join(phrases)
+
+
+def describe_excess(queue: QueueSnapshot, ticket: Ticket) -> str:
+    """Return that a gang's ticket does not count yet, in words; "" if it counts."""
+    excess = (f.name for f in queue.ignored if f.reason is IgnoredReason.EXCESS)
+    if not any(f"-{ticket.id}-" in name for name in excess):
+        return ""
+    return (
+        f"the queue of gangs counts the first {MAX_FILES_PER_USER} tickets of a user; others wait"
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import secrets
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hopsgpu.core.queue_policy import (
+    MAX_TURNS,
     Bound,
     Candidate,
     Offer,
@@ -31,11 +33,32 @@ from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, PERMISSION
 from hopsgpu.storage.lake import UNSAFE_CHARACTERS, LakePath
 
+log = logging.getLogger(__name__)
+
 _SHARED = 0o1777
+# Number of ignored files that a log names; other users can make any number.
+_MAX_LOGGED = 20
 # All users may make directories beside those of the partitions.
 _MAX_PARTITIONS = 100
 # A time that a reader saw is ignored after this many seconds, because a clock may be set back.
 _REMEMBERED_SECONDS = 120.0
+
+
+class _IgnoredLog:
+    """Names each ignored file once in the log, up to a number of files."""
+
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    def record(self, snapshot: QueueSnapshot) -> None:
+        for file in snapshot.ignored:
+            if len(self._logged) >= _MAX_LOGGED:
+                return
+            if file.name not in self._logged:
+                self._logged.add(file.name)
+                log.info("ignores a file in the queue of gangs: %s", file)
+                if len(self._logged) == _MAX_LOGGED:
+                    log.info("names no further ignored files in the queue of gangs")
 
 
 class QueueMember:
@@ -74,6 +97,7 @@ class QueueMember:
         # The NameNode's clock minus ours, in milliseconds.
         self._clock_offset = 0.0
         self._renewed = float("-inf")
+        self._ignored = _IgnoredLog()
         self.owner = ""
         self.ticket = Ticket(
             filed=0,
@@ -147,9 +171,13 @@ class QueueMember:
 
     def update_ticket(self, ticket: Ticket) -> None:
         """Replace the ticket by one with another bound or number of passes."""
-        if ticket != self.ticket:
+        if ticket == self.ticket:
+            return
+        if not self._rename(ticket.name):
+            # Another user has made a file with the new name, which can be guessed: an ID cannot.
+            ticket = dataclasses.replace(ticket, id=secrets.token_hex(4))
             self._rename(ticket.name)
-            self.ticket = ticket
+        self.ticket = ticket
 
     def take_turn(self, snapshot: QueueSnapshot) -> bool:
         """Take the turn; return False if another gang was quicker.
@@ -166,8 +194,11 @@ class QueueMember:
             self._turn = None
             self._remove()
             return False
-        self.ticket = dataclasses.replace(self.ticket, turns=self.ticket.turns + 1)
-        self._touch(asking_name(generation, self.ticket.application))
+        turns = min(self.ticket.turns + 1, MAX_TURNS)
+        self.ticket = dataclasses.replace(self.ticket, turns=turns)
+        # The file only tells people who asks; another user may own a file with this name.
+        with contextlib.suppress(StoreError):
+            self._touch(asking_name(generation, self.ticket.application))
         return True
 
     def give_back_turn(self) -> None:
@@ -177,7 +208,8 @@ class QueueMember:
         turn = self._turn
         self._rename(turn_name(turn + 1))
         self._name, self._turn = "", None
-        (self._directory / asking_name(turn, self.ticket.application)).remove()
+        with contextlib.suppress(StoreError):  # another user may own a file with this name
+            (self._directory / asking_name(turn, self.ticket.application)).remove()
 
     def leave(self) -> None:
         """Leave the queue; also remove the files of dead applications of the same user."""
@@ -199,7 +231,9 @@ class QueueMember:
         files = self._files()
         if self.has_ticket and all(file.name != self._name for file in files):
             self._renew()
-        return read_queue(files, self._now())
+        snapshot = read_queue(files, self._now())
+        self._ignored.record(snapshot)
+        return snapshot
 
     def _update_rank(self, snapshot: QueueSnapshot) -> None:
         """Set the rank; renew the ticket if that is due at the new rank."""
@@ -261,12 +295,20 @@ class StandingOffer:
         self._name = ""
         self._offer = Offer(secrets.token_hex(4), 0, gpus, 0, queue_tag(""), application, run)
 
-    def renew(self, executors: int, promised: int, queues: Sequence[str], free: int) -> int:
+    def renew(
+        self,
+        executors: int,
+        promised: int,
+        queues: Sequence[str],
+        free: int,
+        held: Mapping[tuple[str, str], int],
+    ) -> int:
         """Put up or renew the offer; return how many of its executors waiting gangs need.
 
         Args:
             promised: how many executors it releases at its next checkpoint.
             queues: short names of its queue and of all parents of that queue, its own first.
+            held: the GPUs of each running application, by its ID and user.
         """
         offer = dataclasses.replace(
             self._offer, executors=executors, promised=promised, queue=queues[0]
@@ -277,7 +319,7 @@ class StandingOffer:
             (self._directory / before).remove()
         status = file.stat()
         snapshot = read_queue(_files_in(self._directory), status.modified)
-        return executors_to_give(offer, status.owner, queues, snapshot, free)
+        return executors_to_give(offer, status.owner, queues, snapshot, free, held)
 
     def withdraw(self) -> None:
         if self._name:
@@ -308,6 +350,7 @@ class GangQueueReader:
         self._directory = directory
         self._clock = clock
         self._wall_clock = wall_clock
+        self._ignored = _IgnoredLog()
         # By partition: readings of our clock, and the NameNode's lead over it, in ms.
         self._ahead: dict[str, deque[tuple[float, float]]] = defaultdict(deque)
 
@@ -333,6 +376,7 @@ class GangQueueReader:
                 continue
             now = self._filesystem_time_ms(name, modified)
             queues[name] = read_queue(files, now), now
+            self._ignored.record(queues[name][0])
         for name in self._ahead.keys() - queues.keys():
             del self._ahead[name]
         return queues, problems

@@ -264,11 +264,11 @@ def test_a_lake_that_refuses_in_between_stops_nobody(
 def test_an_offer_stands_with_its_number_and_is_withdrawn(directory: LakePath) -> None:
     standing = StandingOffer(directory, application="application_1_0001", gpus=2, run="fit")
     queues = (queue_policy.queue_tag("root.default"), queue_policy.queue_tag("root"))
-    assert standing.renew(3, 0, queues, free=0) == 0
+    assert standing.renew(3, 0, queues, free=0, held={}) == 0
     with queued(place(directory, 9, executors=3)) as waiting:
         file(waiting, bound=Bound.CLUSTER)
-        assert standing.renew(3, 0, queues, free=0) == 2
-        assert standing.renew(3, 2, queues, free=2) == 1
+        assert standing.renew(3, 0, queues, free=0, held={}) == 2
+        assert standing.renew(3, 2, queues, free=2, held={}) == 1
         snapshot = waiting.poll()
         ((offer, owner),) = snapshot.offers
         assert (offer.executors, offer.gpus, offer.promised) == (3, 2, 2)
@@ -276,7 +276,7 @@ def test_an_offer_stands_with_its_number_and_is_withdrawn(directory: LakePath) -
             queue_policy.describe_promised(snapshot)
             == f"4 GPUs come from {owner}'s 'fit' at its next checkpoint"
         )
-        assert standing.renew(1, 0, queues, free=0) == 0, "in vain"
+        assert standing.renew(1, 0, queues, free=0, held={}) == 0, "in vain"
     standing.withdraw()
     standing.withdraw()
     assert directory.names() == ()

@@ -8,7 +8,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from py4j.protocol import Py4JError
@@ -32,6 +32,7 @@ from hopsgpu.core.queue_policy import RENEW_SECONDS, queue_tag
 from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason, granted_part, silent_yarn
 from hopsgpu.errors import Cancelled, HopsGpuError, StoreError
 from hopsgpu.yarn.gang_queue import StandingOffer
+from hopsgpu.yarn.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -448,7 +449,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
         snapshot = self._application.snapshot(RENEW_SECONDS)
         queues = tuple(queue_tag(queue.path) for queue in snapshot.queues)
         free = sum(max((node.total - node.used).gpus, 0) for node in snapshot.running)
-        needed = offer.renew(offered, giving, queues, free)
+        needed = offer.renew(offered, giving, queues, free, _held_gpus(snapshot))
         if needed != self._reclaimed_count:
             log.info("%s: waiting gangs need %d executors", self.request.run_id, needed)
         return needed
@@ -472,6 +473,18 @@ class YarnElasticAllocator(ElasticJobAllocator):
             self._container_by_tag.clear()
             self._leaving.clear()
         return report(release, self.request.watcher)
+
+
+def _held_gpus(snapshot: Snapshot) -> Mapping[tuple[str, str], int]:
+    """Return the GPUs of each running application, by its ID and user.
+
+    YARN's access control may hide what an application has: then it may have all GPUs in use.
+    """
+    used = sum(node.used.gpus for node in snapshot.running)
+    return {
+        (app.id, app.user): app.used.gpus if app.used.cores else used
+        for app in snapshot.applications
+    }
 
 
 def _run(body: Callable[[], None], ended: threading.Event) -> None:

@@ -21,6 +21,7 @@ from hopsgpu.core.queue_policy import (
     Probes,
     TurnDecision,
     TurnHolder,
+    describe_excess,
     describe_promised,
     poll_seconds,
     queue_tag,
@@ -195,8 +196,9 @@ class QueuedGang:
             shortage_reason(snapshot, self._demand, missing, arrived, time.time())
         )
         queue = None if self._member is None else self._member.last_snapshot
-        if queue is not None:
-            why = why.with_details(describe_promised(queue))
+        if self._member is not None and queue is not None:
+            excess = describe_excess(queue, self._member.ticket)
+            why = why.with_details(describe_promised(queue), excess)
         self._clock.report((), why or wait_reasons.other_gangs_turn(""))
         return False
 

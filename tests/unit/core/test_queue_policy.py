@@ -357,7 +357,9 @@ def waiting(*tickets: Ticket, offers: tuple[Offer, ...]) -> QueueSnapshot:
 def given(
     own: Offer, *tickets: Ticket, others: tuple[Offer, ...] = (), free: int = 0, user: str = "alice"
 ) -> int:
-    return executors_to_give(own, user, CHAIN, waiting(*tickets, offers=(own, *others)), free)
+    held = {(one.application, "alice"): one.executors * one.gpus for one in others}
+    queue_ = waiting(*tickets, offers=(own, *others))
+    return executors_to_give(own, user, CHAIN, queue_, free, held)
 
 
 def short(number: int, executors: int, gpus: int = 1, **other: object) -> Ticket:
@@ -502,10 +504,10 @@ def test_only_gangs_ahead_put_one_behind() -> None:
 
 
 def test_the_largest_offers_give_what_the_free_gpus_do_not_have() -> None:
-    offers = [
-        Offer(name, executors, gpus, 0, CHAIN[0], "application_1", "run")
+    offers = {
+        name: Offer(name, executors, gpus, 0, CHAIN[0], "application_1", "run")
         for name, executors, gpus in (("0000000a", 1, 4), ("0000000b", 3, 4), ("0000000c", 4, 1))
-    ]
+    }
     waiting = ticket(1, executors=4, gpus=4, bound=Bound.CLUSTER)
     assert split_among_offers(waiting, offers, free=2) == {"0000000b": 3, "0000000a": 1}
     assert split_among_offers(waiting, offers, free=8) == {"0000000b": 2}
