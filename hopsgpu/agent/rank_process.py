@@ -17,7 +17,8 @@ from typing import Any
 from hopsgpu.agent.daemon_client import DaemonClient, StartedRank
 from hopsgpu.agent.memory import MemoryWatch
 from hopsgpu.agent.rank_environment import ServerSpec
-from hopsgpu.agent.stack_filter import context_of_failure, end_of, last_lines
+from hopsgpu.agent.reaper import ExitStatus
+from hopsgpu.agent.stack_filter import StackSearch, context_of_failure, end_of, last_lines
 from hopsgpu.linux import has_unhandled_signal
 from hopsgpu.rank import files
 from hopsgpu.rank.context import VARIABLE, Context
@@ -162,6 +163,10 @@ class RankProcess:
             for watch in watches:
                 watch.cancel()
         self._exited.set()
+        # Run in a thread: a value has up to 100 MB, and the search of a log's end takes a while.
+        return await asyncio.to_thread(self._read_exit, status)
+
+    def _read_exit(self, status: ExitStatus) -> RankProcessExit:
         code = os.waitstatus_to_exitcode(status.status)
         outcome, value, failed_at = self._read_outcome()
         log_end, should_keep_own = end_of(self.log), self.should_show_all_frames
@@ -253,21 +258,18 @@ class RankProcess:
             self._daemon.signal(self._pid, signal.SIGKILL, "tree")
 
     async def _dump_stacks(self, pid: int) -> None:
-        offset = self.log.stat().st_size
+        search = StackSearch(self.log)
+
+        def has_dumped() -> bool:
+            return search.has_found() and not has_unhandled_signal(pid, signal.SIGUSR1)
+
         self._daemon.signal(pid, signal.SIGUSR1, "process")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_DUMP_SECONDS):
                 # Poll: the handler does not notify anybody when it has written the stacks, and
                 # SIGTERM must not end the process before.
-                while not self._exited.is_set() and (
-                    not self._has_dumped(offset) or has_unhandled_signal(pid, signal.SIGUSR1)
-                ):
+                while not self._exited.is_set() and not await asyncio.to_thread(has_dumped):
                     await asyncio.sleep(_DUMP_POLL_SECONDS)
-
-    def _has_dumped(self, offset: int) -> bool:
-        with self.log.open("rb") as file:
-            file.seek(offset)
-            return b"(most recent call first)" in file.read()
 
 
 def _signal_name(number: int) -> str:

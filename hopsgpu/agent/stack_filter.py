@@ -16,6 +16,10 @@ from hopsgpu import tracebacks
 
 # ECMA-48 control sequences except colours. Nested bars would move the cursor of the driver.
 _CURSOR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]")
+# A line of each stack that faulthandler writes.
+_STACK_MARK = b"(most recent call first)"
+# Bytes to search in one call; a process may write faster than it is read.
+_MAX_SEARCHED = 8 * 2**20
 # Enough for the 100 thread stacks that faulthandler prints at most.
 _END_BYTES = 512 * 1024
 _MAX_LINES = 20
@@ -29,6 +33,8 @@ _ON_GPU = re.compile(r".*: block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Asser
 _CRASHED = "Fatal Python error: "
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?:\d+|\?\?\?) in .*')
 _FRAME_START = b'  File "'
+# Bytes of the longest line that may be a frame: a path has 4096. A line without end is no frame.
+_MAX_FRAME = 16 * 1024
 # The frames of runpy above hopsgpu's modules.
 _RUNPY = "<frozen runpy>"
 # As of Python 3.14, the line contains the thread's name.
@@ -61,7 +67,10 @@ class OwnFrames:
         data = self._rest + chunk
         begin = data.rfind(b"\n") + 1
         is_line_start = begin > 0 or not self._is_in_line
-        may_be_frame = is_line_start and _FRAME_START.startswith(data[begin:][: len(_FRAME_START)])
+        start = data[begin : begin + len(_FRAME_START)]
+        may_be_frame = (
+            is_line_start and _FRAME_START.startswith(start) and len(data) - begin <= _MAX_FRAME
+        )
         cut = begin if may_be_frame else len(data)
         data, self._rest = data[:cut], data[cut:]
         if self._is_after_own or _FRAME_START in data:
@@ -100,10 +109,34 @@ def as_shown(line: str) -> str:
     return _CURSOR.sub("", line) if "\x1b" in line else line
 
 
+class StackSearch:
+    """A search for the stacks that a process appends to its log after this search was created."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._offset = log.stat().st_size
+        self._end = b""
+        self._has_found = False
+
+    def has_found(self) -> bool:
+        """Search what was appended since the last call, at most 8 MiB; call this in a thread."""
+        if not self._has_found:
+            with self._log.open("rb") as file:
+                # A rank that opens /dev/stdout empties the file.
+                self._offset = min(self._offset, self._log.stat().st_size)
+                file.seek(self._offset)
+                searched = self._end + file.read(_MAX_SEARCHED)
+            self._offset += len(searched) - len(self._end)
+            self._has_found = _STACK_MARK in searched
+            self._end = searched[-len(_STACK_MARK) :]
+        return self._has_found
+
+
 def end_of(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(log.stat().st_size - _END_BYTES, 0))
-        return file.read().decode(errors="backslashreplace")
+        # Bounded, because child processes may continue to write.
+        return file.read(_END_BYTES).decode(errors="backslashreplace")
 
 
 @dataclass(frozen=True)
@@ -199,6 +232,8 @@ class _Lines:
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines = list(lines)
         self._at = 0
+        # The next line that is not empty; a log may have half a million empty ones.
+        self._filled = 0
 
     def __iter__(self) -> _Lines:
         return self
@@ -218,8 +253,9 @@ class _Lines:
 
     def is_before_stack(self) -> bool:
         """Return whether the next line that is not empty belongs to a crash's report."""
-        for line in self._lines[self._at :]:
-            if line:
-                is_python = _THREAD.fullmatch(line) or line.startswith((_CRASHED, _EXTENSIONS))
-                return bool(is_python or _NATIVE_STACK.fullmatch(line))
-        return False
+        self._filled = max(self._filled, self._at)
+        while self._filled < len(self._lines) and not self._lines[self._filled]:
+            self._filled += 1
+        line = "".join(self._lines[self._filled : self._filled + 1])
+        is_python = _THREAD.fullmatch(line) or line.startswith((_CRASHED, _EXTENSIONS))
+        return bool(is_python or _NATIVE_STACK.fullmatch(line))
