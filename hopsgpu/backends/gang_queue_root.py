@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
 from hopsgpu.storage.spark_defaults import spark_defaults
-from hopsgpu.yarn.resource_manager import web_addresses
+from hopsgpu.yarn.gang_queue import GangQueueReader
+from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 
 def gang_queue_root(
@@ -53,3 +54,14 @@ def configured_queue_directory(
     for name in names:
         directory /= name
     return directory
+
+
+def configured_queues(
+    environ: Mapping[str, str], setting: Callable[[str], str | None]
+) -> GangQueueReader:
+    """Return a reader of the queues of gangs of the YARN of a configuration."""
+    manager = ResourceManager(web_addresses(setting))
+    return GangQueueReader(
+        configured_queue_directory(environ, setting),
+        find_partitions=lambda: {node.partition for node in manager.nodes()},
+    )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hopsgpu.backends.gang_queue_root import configured_queue_directory
+from hopsgpu.backends.gang_queue_root import configured_queues
 from hopsgpu.backends.inventory import Observer
 from hopsgpu.core.queue_policy import Ticket
 from hopsgpu.errors import HopsGpuError
@@ -18,7 +18,6 @@ from hopsgpu.monitoring.timed_sources import Source
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.timed_reads import ReadResult
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuType
-from hopsgpu.yarn.gang_queue import GangQueueReader
 from hopsgpu.yarn.node_manager import NodeAnswers
 from hopsgpu.yarn.snapshot import Overview
 
@@ -98,13 +97,10 @@ class _Yarn:
     def __init__(self, environ: Mapping[str, str]) -> None:
         setting = HadoopConf.load(environ).get
         self.observer = Observer(setting)
-        self._directory = configured_queue_directory(environ, setting)
-        self._queues: GangQueueReader | None = None
+        self._queues = configured_queues(environ, setting)
 
     def waiting(self) -> tuple[WaitingGang, ...]:
         """Return the gangs that wait, in all partitions."""
-        if self._queues is None:
-            self._queues = GangQueueReader(self._directory.with_client())
         queues, problems = self._queues.read()
         for problem in problems:
             log.debug("a directory beside the queues of gangs is not read: %s", problem)

@@ -456,15 +456,14 @@ def live_sources(roots: Sequence[str], environ: Mapping[str, str]) -> Sources:
 
 
 def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any, Any, str]:
-    from hopsgpu.backends.gang_queue_root import configured_queue_directory
+    from hopsgpu.backends.gang_queue_root import configured_queues
     from hopsgpu.backends.inventory import Observer
-    from hopsgpu.yarn.gang_queue import GangQueueReader
     from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
     setting = HadoopConf.load(environ).get
     observer = Observer(setting)
     addresses = web_addresses(setting)
-    queues = GangQueueReader(configured_queue_directory(environ, setting))
+    queues = configured_queues(environ, setting)
     find_state = ResourceManager(addresses).application_state
     # A standby ResourceManager redirects browsers to the active one.
     return observer.observe, queues.read, find_state, addresses[0] if addresses else ""

@@ -7,8 +7,8 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from hopsgpu.core.queue_policy import (
     MAX_TURNS,
@@ -29,17 +29,19 @@ from hopsgpu.core.queue_policy import (
     stale_files,
     turn_name,
 )
-from hopsgpu.errors import StoreError
+from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, PERMISSION
-from hopsgpu.storage.lake import UNSAFE_CHARACTERS, LakePath
+from hopsgpu.storage.lake import UNSAFE_CHARACTERS, FileStatus, LakePath
 
 log = logging.getLogger(__name__)
 
 _SHARED = 0o1777
 # Number of ignored files that a log names; other users can make any number.
 _MAX_LOGGED = 20
-# All users may make directories beside those of the partitions.
+# A reader reads this many: all users may make directories beside those of the partitions.
 _MAX_PARTITIONS = 100
+# The directory of the queue for nodes without a label.
+DEFAULT_PARTITION = "default"
 # A time that a reader saw is ignored after this many seconds, because a clock may be set back.
 _REMEMBERED_SECONDS = 120.0
 
@@ -338,6 +340,8 @@ class GangQueueReader:
 
     Args:
         directory: the directory that has one for each cluster partition.
+        find_partitions: returns the names of the cluster's partitions. It is called only if there
+            are more directories than are read.
         wall_clock: returns the seconds since the epoch, by the clock of a local directory.
     """
 
@@ -346,8 +350,10 @@ class GangQueueReader:
         directory: LakePath,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        find_partitions: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self._directory = directory
+        self._find_partitions = find_partitions
         self._clock = clock
         self._wall_clock = wall_clock
         self._ignored = _IgnoredLog()
@@ -355,7 +361,7 @@ class GangQueueReader:
         self._ahead: dict[str, deque[tuple[float, float]]] = defaultdict(deque)
 
     def read(self) -> tuple[Mapping[str, tuple[QueueSnapshot, int]], Sequence[str]]:
-        """Return the queues by partition, and which directories the reader may not list.
+        """Return the queues by partition, and which directories the reader could not read.
 
         Each queue comes with the NameNode's time in milliseconds. If the directory does not exist,
         there are no queues: no gang has waited yet.
@@ -364,8 +370,8 @@ class GangQueueReader:
             StoreError: the lake refused.
         """
         queues: dict[str, tuple[QueueSnapshot, int]] = {}
-        problems = []
-        for name, modified in self._partitions():
+        partitions, problems = self._partitions()
+        for name, modified in partitions:
             try:
                 files = _files_in(self._directory / name)
             except StoreError as error:
@@ -381,21 +387,31 @@ class GangQueueReader:
             del self._ahead[name]
         return queues, problems
 
-    def _partitions(self) -> list[tuple[str, int]]:
-        """Return the name of each queue's directory, and when it was last changed, in ms."""
+    def _partitions(self) -> tuple[list[tuple[str, int]], list[str]]:
+        """Return each queue's directory and when it was last changed, in ms; and the problems."""
         try:
             entries = self._directory.entries()
         except StoreError as error:
             if error.kind == ABSENT:
-                return []
+                return [], []
             raise
         # Anybody may create directories here; a partition never has an unfit name.
-        partitions = sorted(
-            (e.name, e.modified)
-            for e in entries
-            if e.is_directory and not UNSAFE_CHARACTERS.search(e.name)
-        )
-        return partitions[:_MAX_PARTITIONS]
+        fit = [e for e in entries if e.is_directory and not UNSAFE_CHARACTERS.search(e.name)]
+        problems = []
+        if len(fit) > _MAX_PARTITIONS:
+            problems.append(
+                f"{self._directory.url} has {len(fit)} directories, and only {_MAX_PARTITIONS} of"
+                " them are read: remove those that are no partition of the cluster"
+            )
+            fit = _fairest_first(fit, self._partition_names(problems))[:_MAX_PARTITIONS]
+        return sorted((e.name, e.modified) for e in fit), problems
+
+    def _partition_names(self, problems: list[str]) -> Collection[str]:
+        try:
+            return {DEFAULT_PARTITION, *self._find_partitions()}
+        except HopsGpuError as error:
+            problems.append(f"the partitions of the cluster are unknown: {error}")
+            return {DEFAULT_PARTITION}
 
     def _filesystem_time_ms(self, partition: str, modified: int) -> int:
         """Return the time of the file system in milliseconds.
@@ -412,6 +428,20 @@ class GangQueueReader:
         while ahead[0][0] < now - _REMEMBERED_SECONDS * 1000:
             ahead.popleft()
         return int(now + max(offset for _, offset in ahead))
+
+
+def _fairest_first(directories: Sequence[FileStatus], first: Collection[str]) -> list[FileStatus]:
+    """Return directories in an order in which no user's directories hide those of others. Pure.
+
+    Args:
+        first: names that come first. The other directories follow in turns of their owners.
+    """
+    turns: Counter[str] = Counter()
+    order = []
+    for entry in sorted(directories, key=lambda entry: entry.name):
+        turns[entry.owner] += 1
+        order.append((entry.name not in first, turns[entry.owner], entry.name, entry))
+    return [entry for *_, entry in sorted(order, key=lambda item: item[:3])]
 
 
 def _files_in(directory: LakePath) -> list[QueueFile]:

@@ -14,7 +14,7 @@ from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.resource_profiles import ProfilePool
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.gang_queue import make_queue_dir
+from hopsgpu.yarn.gang_queue import DEFAULT_PARTITION, make_queue_dir
 from hopsgpu.yarn.lost_nodes import why_lost
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
@@ -95,7 +95,7 @@ class Application(GangApplication):
             StoreError: the lake failed.
         """
         base, names = gang_queue_root(self.option("locks"), self.default_fs, self.cluster)
-        return make_queue_dir(base, *names, self.setting(_LABEL) or "default")
+        return make_queue_dir(base, *names, self.setting(_LABEL) or DEFAULT_PARTITION)
 
     @functools.cached_property
     def cluster(self) -> str:
