@@ -49,6 +49,7 @@ from hopsgpu.rank.entry import PRUNED, SUCCESSFUL, reserve_outcome
 from hopsgpu.rank.files import WORK
 from hopsgpu.rank.inbox import InboxWriter
 from hopsgpu.rank.trial import ask_to_end, has_seen_end
+from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ log = logging.getLogger(__name__)
 # Larger values go through the lake, because the driver's memory holds the values of all ranks.
 _MAX_INLINE = 2**20
 
+# Time to write a value of at most 100 MB to the lake, as for a checkpoint.
+_VALUE_SECONDS = 120.0
 # Status of a rank whose output or outcome cannot be read.
 _FILES_LOST = "files lost"
 # Status of a rank that the agent killed because its GPU failed.
@@ -508,7 +511,14 @@ class RankGroup:
             directory.make()
             (self._run_url / name).write(value)
 
-        await asyncio.to_thread(write)
+        # A daemon thread, because neither GPUs nor the agent's end must wait for a lake that hangs.
+        call = BoundedCall("hopsgpu-value", write)
+        try:
+            await asyncio.to_thread(call.result, _VALUE_SECONDS)
+        except TimeoutError as error:
+            raise StoreError(
+                f"{(self._run_url / name).url} was not written within {_VALUE_SECONDS:g} s"
+            ) from error
         return _ReturnedValue(file={"name": name, "digest": hashlib.sha256(value).hexdigest()})
 
 

@@ -360,9 +360,9 @@ class AttemptRunner:
         below = self._call.logs.url.removeprefix(f"{self._call.directory.url}/")
         return {f"{below}/{name}": size for name, size in self._outputs.sizes().items()}
 
-    def queue_log_uploads(self, background: Background) -> None:
-        for url, upload in self._outputs.take_over().uploads(self._call.logs):
-            background.put(url, upload)
+    def queue_log_uploads(self, background: Background, seconds: float) -> None:
+        """Have the logs written to the lake; wait at most `seconds` for room in a full queue."""
+        background.put_all(self._outputs.take_over().uploads(self._call.logs), seconds)
 
     def publisher(self, name: str) -> Publisher:
         """Return a publisher of the files that the returned workers left, for this model name."""

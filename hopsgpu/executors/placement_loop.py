@@ -95,11 +95,22 @@ class PlacementLoop(ExecutorLoop):
         with quick_switching():
             super().run(allocator)
 
+    @contextlib.contextmanager
+    def queuing_logs(self) -> Iterator[None]:
+        """On exit, wait at most a minute until the uploads of all logs are queued.
+
+        Enter this before the executors are allocated, so that they are released before the wait.
+        """
+        try:
+            yield
+        finally:
+            deadline = time.monotonic() + _LOGS_SECONDS
+            for ending in self._ending:
+                ending.join(max(deadline - time.monotonic(), 0.0))
+
     def _close(self) -> None:
         for running in self._running:
             running.stop()
-        for ending in self._ending:
-            ending.join(_LOGS_SECONDS)
         self._active.board.mark("returned")
 
     def _decide(self, now: float) -> bool:

@@ -23,6 +23,9 @@ from hopsgpu.executors.executors_board import ExecutorsBoard
 from hopsgpu.executors.item_placement import ItemEnd, Slot
 from hopsgpu.storage.background import Background
 
+# A group that has ended has no executor, so it can wait while many logs of others are queued.
+_ROOM_SECONDS = 60.0
+
 
 @dataclass(frozen=True)
 class RankGroupOutcome:
@@ -203,7 +206,7 @@ class RankGroupRun(ABC):
                     self._report_end()
                     self._wait_before_log_upload()
                 finally:
-                    runner.queue_log_uploads(self._background)
+                    runner.queue_log_uploads(self._background, _ROOM_SECONDS)
         except Cancelled:
             self.outcome = RankGroupOutcome(ItemEnd.STOPPED)
         except (ConfigError, DiscoveryError) as error:

@@ -211,7 +211,8 @@ class GangRun(RunBody[GangResult]):
                     run_ranks(runner)
             finally:
                 self._board.mark("returned")
-                runner.queue_log_uploads(self._active.background)
+                # Without a wait: the lake may hang, and the gang has its GPUs until they return.
+                runner.queue_log_uploads(self._active.background, seconds=0.0)
             if runner.result.failure is None and spec.model is not None:
                 self._publish(runner, allocation, spec.model)
         return runner.result.failure

@@ -284,6 +284,7 @@ class _ScoreRun(RunBody[ScoreResult]):
         most = min(arguments.terms.max_running, len(plan.parts) - len(kept_parts))
         with (
             loop.keeping(),
+            loop.queuing_logs(),
             arguments.application.allocate_elastic(request.of_executors(most)) as allocator,
         ):
             board.state(GangState.WAITING)

@@ -174,7 +174,10 @@ class _SearchRun(RunBody[SearchResult]):
                 loop = SearchLoop(
                     arguments, self._active, sampler_thread, journal, ended, request.python_env
                 )
-                with arguments.application.allocate_elastic(request) as allocator:
+                with (
+                    loop.queuing_logs(),
+                    arguments.application.allocate_elastic(request) as allocator,
+                ):
                     self._board.state(GangState.WAITING)
                     loop.run(allocator)
         finally:
