@@ -76,8 +76,8 @@ MAX_TURNS = 999_999
 MAX_WAIT_SECONDS = 366 * 86_400
 # Number of a user's tickets, and of a user's offers, that count.
 MAX_FILES_PER_USER = 100
-# How far a file may be dated in the future. A gang's reading of the NameNode's clock is late by the
-# duration of its last renewal, so files that were renewed meanwhile are in the future.
+# How far a file may be dated in the future. A gang's reading of the NameNode's clock may be late by
+# the duration of a renewal.
 MAX_SECONDS_AHEAD = 60.0
 # Generations that a queue can have had: a first allowance, and so many a second since 2025-01-01.
 # Real turns are rarer by far, so no file makes honest gangs run out of numbers.
@@ -742,11 +742,11 @@ def executors_to_give(
     ticket = first_ticket_to_serve(queue, user, queues)
     if ticket is None:
         return 0
-    own = (user, offer.id)
+    key = (user, offer.id)
     offers = {(owner, other.id): other for other, owner in queue.offers}
-    offers.pop(own, None)
-    offers = {**_limit_offers(offers, held), own: offer}
-    return split_among_offers(ticket, offers, free).get(own, 0)
+    offers.pop(key, None)
+    offers = {**_limit_offers(offers, held), key: offer}
+    return split_among_offers(ticket, offers, free).get(key, 0)
 
 
 def _limit_offers(

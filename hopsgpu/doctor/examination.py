@@ -16,6 +16,7 @@ from hopsgpu.doctor import (
     lake_checks,
     machine_checks,
     node_checks,
+    queue_checks,
     settings_checks,
     yarn_checks,
 )
@@ -75,10 +76,13 @@ class Examination:
             yield settings_checks.check_settings(defaults, self.conf, gpu_nodes)
         if no_credentials:
             yield unknown("hdfs", _NO_CREDENTIALS)
+            yield unknown(queue_checks.NAME, _NO_CREDENTIALS)
             return
         root = gather.lake_root(settings, os.environ, setting)
         if not client.problem or not root.startswith("file:"):
             yield self._lake(root, client)
+        if not client.problem and client.managers:
+            yield self._gang_queue(settings, setting)
         if self.should_start_session and not client.problem:
             label = settings.get("spark.yarn.executor.nodeLabelExpression", "")
             yield from self._session(yarn, setting, machine, label)
@@ -109,6 +113,17 @@ class Examination:
         except TimeoutError:
             facts = lake_checks.LakeFacts(root, f"no answer after {_LAKE_SECONDS:.0f} s", None)
         return lake_checks.check_lake(facts)
+
+    def _gang_queue(self, settings: Mapping[str, str], setting: gather.Setting) -> Check:
+        def read() -> queue_checks.QueueFacts:
+            return gather.queue_facts(settings, os.environ, setting)
+
+        try:
+            facts = BoundedCall("hopsgpu-queue", read).result(_LAKE_SECONDS)
+        except TimeoutError:
+            problem = f"the lake did not answer: no answer after {_LAKE_SECONDS:.0f} s"
+            facts = queue_checks.QueueFacts("", problem=problem)
+        return queue_checks.check_gang_queue(facts)
 
     def _session(
         self,

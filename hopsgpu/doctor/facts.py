@@ -9,9 +9,11 @@ import platform
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
+from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root
 from hopsgpu.backends.inventory import Observer
 from hopsgpu.backends.spark.spark_location import cluster_spark
 from hopsgpu.backends.spark.spark_versions import jar_version
@@ -20,13 +22,16 @@ from hopsgpu.devcluster.java import java_of_spark
 from hopsgpu.doctor.kerberos_checks import Credentials
 from hopsgpu.doctor.lake_checks import LakeFacts
 from hopsgpu.doctor.machine_checks import DriverMachine, HadoopClient
+from hopsgpu.doctor.queue_checks import QueueDirectory, QueueFacts
 from hopsgpu.doctor.yarn_checks import YarnFacts
-from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.identity import current_ticket, ensure_credentials, hadoop_user
 from hopsgpu.storage.kerberos import keytab_of
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import choose_root
+from hopsgpu.yarn.gang_queue import GangQueueReader
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import GPU
 from hopsgpu.yarn.rest_client import RESOURCE_MANAGER, NoAnswer, is_kerberos_required
@@ -187,3 +192,52 @@ def lake_facts(root: str) -> LakeFacts:
         return LakeFacts(root, str(error), time.monotonic() - began)
     problem = "a file that was written and renamed there has a different content"
     return LakeFacts(root, "" if is_intact else problem, time.monotonic() - began)
+
+
+def queue_facts(
+    settings: Mapping[str, str], environ: Mapping[str, str], setting: Setting
+) -> QueueFacts:
+    """Read the queues of gangs of the cluster's partitions, and who owns their directories."""
+    locks = settings.get("spark.hopsgpu.locks") or environ.get("HOPSGPU_LOCKS")
+    manager = ResourceManager(web_addresses(setting))
+    cluster = cluster_name(setting, manager.addresses)
+    try:
+        base, names = gang_queue_root(locks, setting("fs.defaultFS"), cluster)
+        chain = [base]
+        for name in names:
+            chain.append(chain[-1] / name)
+        # The default is in /tmp, which is everybody's.
+        return _queue_facts(base, chain if locks else chain[1:], manager)
+    except HopsGpuError as error:
+        return QueueFacts("", problem=str(error))
+
+
+def _queue_facts(base: LakePath, chain: Sequence[LakePath], manager: ResourceManager) -> QueueFacts:
+    parents = map(_queue_directory, chain)
+    reader = GangQueueReader(
+        chain[-1], find_partitions=lambda: {node.partition for node in manager.nodes()}
+    )
+    queues, _ = reader.read()
+    partitions = (_queue_directory(chain[-1] / name) for name in sorted(queues))
+    snapshots = [snapshot for snapshot, _ in queues.values()]
+    top = LakePath(f"{base.url.removesuffix(base.path)}/", should_fail_fast=True)
+    return QueueFacts(
+        url=chain[-1].url,
+        is_local=base.is_local,
+        administrator=top.stat().owner,
+        parents=tuple(filter(None, parents)),
+        partitions=tuple(filter(None, partitions)),
+        waiting=sum(len(snapshot.tickets) for snapshot in snapshots),
+        ignored=Counter(file.owner for snapshot in snapshots for file in snapshot.ignored),
+    )
+
+
+def _queue_directory(place: LakePath) -> QueueDirectory | None:
+    """Return the owner and mode of a directory; None if it does not exist."""
+    try:
+        status = place.stat()
+    except StoreError as error:
+        if error.kind == ABSENT:
+            return None
+        raise
+    return QueueDirectory(place.path, status.owner, status.mode)

@@ -110,6 +110,12 @@ WAITING_OLDEST = _metric(
     "queue kind bound state",
     "How long the first of these gangs has waited; 0 if there is none.",
 )
+IGNORED_QUEUE_FILES = _metric(
+    "hopsgpu_ignored_queue_files",
+    "",
+    "Files in the directories of the queues of gangs that do not count: their names are none that"
+    " hopsgpu writes, they are dated in the future, or their user has too many.",
+)
 RUNS = _metric(
     "hopsgpu_runs",
     "queue state",
@@ -226,8 +232,9 @@ def families(look: Look) -> Iterator[Metric]:
     if look.answering:
         nodes = look.answering.items()
         yield _family(NODE_MANAGER_UP, {(clean(host),): float(is_up) for host, is_up in nodes})
-    if look.waiting is not None:
+    if look.queue is not None:
         yield from _of_waiting([*_waiting_gangs(look, paths)], leaves)
+        yield _family(IGNORED_QUEUE_FILES, {(): float(look.queue.ignored_files)})
     if look.runs is not None:
         yield from _of_runs(look, leaves)
 
@@ -364,7 +371,7 @@ def _waiting_gangs(look: Look, paths: Sequence[str]) -> Iterator[_GangSample]:
     """
     names = {queue_tag(path): path for path in paths}
     tickets: Counter[str] = Counter()
-    for gang in look.waiting or ():
+    for gang in () if look.queue is None else look.queue.waiting:
         ticket = gang.ticket
         # A ticket has only a digest of the queue's path.
         queue = clean(names.get(ticket.queue, _UNKNOWN))

@@ -31,9 +31,6 @@ SOURCES = (RESOURCE_MANAGER, NODE_MANAGERS, QUEUE, RUNS)
 LOOK_SECONDS = 8.0
 # Often enough to renew the ticket of a keytab in time.
 _SIGN_IN_SECONDS = 1800.0
-# Users may write any numbers into tickets; no gang has larger ones.
-_MAX_GPUS = 1_000_000
-_MAX_SECONDS = 1e8
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,18 @@ class WaitingGang:
     @property
     def gpus(self) -> int:
         return self.ticket.executors * self.ticket.gpus
+
+
+@dataclass(frozen=True)
+class WaitingGangs:
+    """The gangs that wait, in all partitions.
+
+    Attributes:
+        ignored_files: number of files beside the tickets that do not count.
+    """
+
+    waiting: tuple[WaitingGang, ...]
+    ignored_files: int
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class Look:
     sources: Mapping[str, SourceState]
     gpus: ClusterGpus | None = None
     answering: Mapping[str, bool] = field(default_factory=dict)
-    waiting: tuple[WaitingGang, ...] | None = None
+    queue: WaitingGangs | None = None
     runs: RunsView | None = None
 
 
@@ -99,29 +108,18 @@ class _Yarn:
         self.observer = Observer(setting)
         self._queues = configured_queues(environ, setting)
 
-    def waiting(self) -> tuple[WaitingGang, ...]:
-        """Return the gangs that wait, in all partitions."""
+    def queue(self) -> WaitingGangs:
         queues, problems = self._queues.read()
         for problem in problems:
             log.debug("a directory beside the queues of gangs is not read: %s", problem)
-        return tuple(
-            gang
-            for snapshot, now in queues.values()
-            for ticket, _ in snapshot.tickets
-            if (gang := waiting_gang(ticket, now)) is not None
+        return WaitingGangs(
+            tuple(
+                WaitingGang(ticket, max(now - ticket.filed, 0) / 1000)
+                for snapshot, now in queues.values()
+                for ticket, _ in snapshot.tickets
+            ),
+            sum(len(snapshot.ignored) for snapshot, _ in queues.values()),
         )
-
-
-def waiting_gang(ticket: Ticket, now: int) -> WaitingGang | None:
-    """Return a gang that waits; None if its ticket has numbers that no gang has.
-
-    Args:
-        now: milliseconds since the epoch by the NameNode's clock.
-    """
-    seconds = max(now - ticket.filed, 0) / 1000
-    if ticket.executors * ticket.gpus > _MAX_GPUS or seconds > _MAX_SECONDS:
-        return None
-    return WaitingGang(ticket, seconds)
 
 
 class Monitor:
@@ -154,7 +152,7 @@ class Monitor:
         self._types: Mapping[str, tuple[GpuType, ...]] = {}
         self._manager: Source[_Seen] = Source(RESOURCE_MANAGER, on_change)
         self._nodes: Source[_Seen] = Source(NODE_MANAGERS, on_change)
-        self._queue: Source[tuple[WaitingGang, ...]] = Source(QUEUE, on_change)
+        self._queue: Source[WaitingGangs] = Source(QUEUE, on_change)
         self._records: Source[RunsView] = Source(RUNS, on_change)
         self._on_change = on_change
         self._told: tuple[str, ...] = ()
@@ -165,7 +163,7 @@ class Monitor:
         until = began + self._look_seconds
         self._renew_ticket(began)
         self._manager.ask(self._ask_manager)
-        self._queue.ask(lambda: self._cluster().waiting())
+        self._queue.ask(lambda: self._cluster().queue())
         # Records name queues by parts of their paths, so the ResourceManager answers first.
         manager = self._manager.answer(began + self._look_seconds / 2)
         seen = manager.value
@@ -192,7 +190,7 @@ class Monitor:
             },
             gpus=None if seen is None else self._with_types(seen.gpus, nodes.value),
             answering={} if nodes.value is None else nodes.value.answering,
-            waiting=queue.value,
+            queue=queue.value,
             runs=runs.value,
         )
 

@@ -17,7 +17,7 @@ from hopsgpu.core.gpu_use import GpuUse
 from hopsgpu.core.queue_policy import Bound, Ticket, queue_tag
 from hopsgpu.monitoring.exposition import LookCollector
 from hopsgpu.monitoring.families import METRICS, families
-from hopsgpu.monitoring.observation import Look, SourceState, WaitingGang, waiting_gang
+from hopsgpu.monitoring.observation import Look, SourceState, WaitingGang, WaitingGangs
 from hopsgpu.monitoring.run_digest import GpuReading, RunDigest, ScoreProgress
 from hopsgpu.monitoring.run_totals import RunTotals
 from hopsgpu.monitoring.runs_reader import LiveRun, RunsView
@@ -150,7 +150,7 @@ def test_gangs_that_wait() -> None:
         ticket("root.a", 10.0, Bound.QUEUE, is_growth=True, gpus=1),
         ticket("root.removed", 5.0, Bound.USER),
     )
-    found = samples(Look(NOW, UP, gpus=CLUSTER, waiting=waiting))
+    found = samples(Look(NOW, UP, gpus=CLUSTER, queue=WaitingGangs(waiting, 0)))
     # Labels in the order of their names: bound, kind, queue, state.
     assert nonzero(found["hopsgpu_waiting_gangs"]) == {
         ("cluster", "start", "root.a", "queued"): 2.0,
@@ -203,7 +203,7 @@ def test_waiting_runs_without_a_ticket_are_acquiring(
     runs: Sequence[LiveRun], tickets: int, acquiring: dict[str, tuple[float, ...]]
 ) -> None:
     waiting = tuple(ticket("root.a", 30.0) for _ in range(tickets))
-    look = dataclasses.replace(look_at(*runs), gpus=CLUSTER, waiting=waiting)
+    look = dataclasses.replace(look_at(*runs), gpus=CLUSTER, queue=WaitingGangs(waiting, 0))
     found = samples(look)
     numbers = {
         labels[2]: tuple(found[name][labels] for name in WAITING_METRICS)
@@ -216,7 +216,7 @@ def test_waiting_runs_without_a_ticket_are_acquiring(
 def test_growth_in_the_queue_does_not_hide_a_run_that_acquires() -> None:
     growth = ticket("root.a", 10.0, is_growth=True)
     run = waiting_run("app", 40.0)
-    look = dataclasses.replace(look_at(run), gpus=CLUSTER, waiting=(growth,))
+    look = dataclasses.replace(look_at(run), gpus=CLUSTER, queue=WaitingGangs((growth,), 0))
     assert nonzero(samples(look)["hopsgpu_waiting_gangs"]) == {
         ("cluster", "growth", "root.a", "queued"): 1.0,
         ("none", "start", "root.a", "acquiring"): 1.0,
@@ -224,12 +224,12 @@ def test_growth_in_the_queue_does_not_hide_a_run_that_acquires() -> None:
 
 
 def test_gauges_of_queues_have_samples_when_nothing_waits_or_runs() -> None:
-    idle = samples(dataclasses.replace(look_at(), gpus=CLUSTER, waiting=()))
+    idle = samples(dataclasses.replace(look_at(), gpus=CLUSTER, queue=WaitingGangs((), 0)))
     busy = samples(
         dataclasses.replace(
             look_at(live(RUN), waiting_run("app", 40.0)),
             gpus=CLUSTER,
-            waiting=(ticket("root.b", 30.0, Bound.USER),),
+            queue=WaitingGangs((ticket("root.b", 30.0, Bound.USER),), 0),
         )
     )
     for name in (*WAITING_METRICS, "hopsgpu_runs"):
@@ -239,23 +239,9 @@ def test_gauges_of_queues_have_samples_when_nothing_waits_or_runs() -> None:
     assert {labels[2] for labels in idle["hopsgpu_waiting_gangs"]} == {"root.a", "root.b"}
 
 
-@pytest.mark.parametrize(
-    ("executors", "gpus", "filed", "counts"),
-    [(2, 4, 1000, True), (10**200, 10**20, 1000, False), (2, 4, -(10**12), False)],
-)
-def test_tickets_with_absurd_numbers_do_not_count(
-    executors: int, gpus: int, filed: int, counts: bool
-) -> None:
-    odd = Ticket(filed, "0" * 8, False, executors, gpus, "0" * 8, Bound.NONE, 0, "app")
-    found = waiting_gang(odd, 2500)
-    assert (found is not None) == counts
-    assert found is None or found.seconds == 1.5
-
-
-def test_a_ticket_of_the_future_has_waited_for_no_time() -> None:
-    odd = Ticket(9000, "0" * 8, False, 1, 1, "0" * 8, Bound.NONE, 0, "app")
-    found = waiting_gang(odd, 2500)
-    assert found is not None and found.seconds == 0.0
+def test_files_that_do_not_count_are_counted() -> None:
+    found = samples(dataclasses.replace(look_at(), queue=WaitingGangs((), 3)))
+    assert found["hopsgpu_ignored_queue_files"] == {(): 3.0}
 
 
 def test_runs_that_go_on_have_series_of_their_own() -> None:
@@ -410,7 +396,7 @@ def whole_look() -> Look:
         look_at(live(trains), live(waits), live(score), totals=totals),
         gpus=CLUSTER,
         answering={"node1": True},
-        waiting=(ticket("root.a", 30.0),),
+        queue=WaitingGangs((ticket("root.a", 30.0),), 1),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.monitoring.observation import Look, Monitor
+from hopsgpu.monitoring.observation import Look, Monitor, WaitingGangs
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.gang_queue import QueueMember, make_queue_dir
 from tests.bounds import HANG_SECONDS
@@ -69,12 +69,14 @@ def test_all_sources_answer(cluster: Cluster) -> None:
         gpus=3,
     )
     waits.file_ticket(dataclasses.replace(waits.ticket))
+    (cluster.locks / "blue" / "default" / "turn-999999999999").write(b"")
     RecordedRun(cluster.root, RUN, time.time(), queue="a")
     look = cluster.monitor().look()
     assert up(look) == ALL and cluster.told == []
     assert look.gpus is not None and (look.gpus.total, look.gpus.free) == (4, 2)
     assert look.answering == {"node1": False, "node2": True}
-    assert look.waiting is not None and [gang.gpus for gang in look.waiting] == [6]
+    assert look.queue is not None and [gang.gpus for gang in look.queue.waiting] == [6]
+    assert look.queue.ignored_files == 1
     # The ResourceManager's queues say which one "a" is.
     assert look.runs is not None and [run.queue for run in look.runs.live] == ["root.a"]
     assert abs(look.time - time.time()) < 60
@@ -83,7 +85,7 @@ def test_all_sources_answer(cluster: Cluster) -> None:
 
 def test_no_gang_has_waited_yet(cluster: Cluster) -> None:
     look = cluster.monitor().look()
-    assert up(look) == ALL and look.waiting == ()
+    assert up(look) == ALL and look.queue == WaitingGangs((), 0)
 
 
 def test_the_others_go_on_without_the_resource_manager(cluster: Cluster) -> None:
