@@ -29,6 +29,7 @@ from hopsgpu.serving.model_formats import (
     choose_format,
     read_model_class,
     recognise_formats,
+    with_class,
 )
 from hopsgpu.serving.model_loading import check_loadable, check_trust, load_model
 from hopsgpu.serving.torch_files import STATE_DICT
@@ -138,16 +139,16 @@ class ModelVersion:
 
         docs/serving.md has the other formats. Each format needs the library that wrote it.
 
-        Unless `trust` allows it, nothing is unpickled, no code of the version is imported, and
-        nothing is fetched from the network. A SavedModel, TorchScript and ONNX are programs too:
-        load only models of publishers that you trust.
+        Unless `trust` allows it, nothing is unpickled, and no code or program of the version runs.
+        Only the version's files are read, and nothing is fetched from the network.
 
         Args:
             path: path of the model within the version, as in `formats`; needed if there are
                 several models.
             trust: True to run all code of the files: a pickle, a torch file with more than tensors,
-                and code that a configuration names (`auto_map`). For skops, the names of further
-                types to accept.
+                a program (SavedModel, TorchScript), and code that a configuration names
+                (`auto_map`). Or a list of names: for skops, of further types to accept; for a
+                state_dict, the class in its `model_class.json`, as "module:Class".
 
         Raises:
             ConfigError: there is no model, or several; the model needs `trust`; its library is not
@@ -183,8 +184,9 @@ class ModelVersion:
                 Other files in it stay.
             path: path of the model within the version, as in `formats`; needed if the server can
                 serve several models.
-            trust: True if the server may unpickle the model; for skops, the names of further types
-                that it may accept.
+            trust: True if the server may run the publisher's code, such as a pickle or a
+                SavedModel. Or a list of names: for skops, of further types that it may accept; for
+                a state_dict, the class that it may call, as "module:Class".
             max_batch_size: for Triton, the maximum number of rows of a batch; None for no batching.
             python: for Triton, whether its Python backend calls the model even if the format has a
                 backend of its own.
@@ -194,8 +196,9 @@ class ModelVersion:
 
         Raises:
             ConfigError: the server does not serve the version's formats; there are several models;
-                the manifest lacks the signature that the server needs; the model needs `trust`; or
-                an argument is missing, or belongs to another server.
+                the manifest lacks the signature that the server needs; the model needs `trust`, or
+                refers to files that are not the version's; or an argument is missing, or belongs
+                to another server.
             StoreError: as `download`, or `out` cannot be written.
         """
         options = export.check_options(
@@ -209,6 +212,11 @@ class ModelVersion:
             },
         )
         model = choose_format(self.formats, path, export.formats_of(to), self.url)
+        model_class = None
+        if model.name == STATE_DICT:
+            # The class that is checked is the one that is exported: the file may change meanwhile.
+            model_class = read_model_class(model.path, self.files, self.open)
+            model = with_class(model, model_class)
         check_trust(model, trust)
         target = Path(f"{self.name}-{to}") if out is None else local_path(out, "out")
         with tempfile.TemporaryDirectory(prefix="hopsgpu-model-") as directory:
@@ -221,15 +229,11 @@ class ModelVersion:
                 model=model,
                 files=(model.path,),
                 signature=model_signature.parse(self._manifest.content["signature"]),
-                model_class=(
-                    read_model_class(model.path, self.files, self.open)
-                    if model.name == STATE_DICT
-                    else None
-                ),
+                model_class=model_class,
             )
             version = export.add_file_facts(served, self.files, Path(directory), trust)
             try:
-                export.write(to, version, Path(directory), target, options)
+                export.write(to, version, self.files, Path(directory), target, options)
             except OSError as error:
                 raise StoreError(
                     f"cannot export to {target}: {error}", explain(error).kind
@@ -285,6 +289,8 @@ class ModelVersion:
     @public
     def verify(self) -> None:
         """Read all files and compare them with the manifest, which is read again.
+
+        This finds damage, not tampering: whoever may change a file may change the manifest too.
 
         Raises:
             StoreError: a file is missing or damaged, and the message names it; or the version was

@@ -163,7 +163,10 @@ def download(name: str, words: tuple[str, ...], as_json: bool) -> None:
 @click.option("--path", help="Path of the model within the version, if there are several.")
 @click.option("--trust", is_flag=True, help="The server may run code of the model.")
 @click.option(
-    "--trust-type", "types", multiple=True, help="A type that skops may load; repeatable."
+    "--trust-type",
+    "types",
+    multiple=True,
+    help="A type that skops may load, or a state_dict's class (module:Class); repeatable.",
 )
 @click.option("--max-batch-size", type=int, help="Triton: the most rows that it may put together.")
 @click.option("--python", is_flag=True, help="Triton: use its Python backend for any format.")
@@ -290,7 +293,10 @@ def delete(name: str, version: str, yes: bool, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("version", default=_LATEST)
 def verify(name: str, version: str, as_json: bool) -> None:
-    """Read a version's files and verify them; exit with 1 if one is damaged or missing."""
+    """Read a version's files and verify them; exit with 1 if one is damaged or missing.
+
+    This finds damage, not tampering: whoever may change a file may change the manifest too.
+    """
     model = _store().get(name, version)
     model.verify()
     files = model.manifest["files"]

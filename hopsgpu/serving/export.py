@@ -7,7 +7,7 @@ import logging
 import shlex
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -25,6 +25,8 @@ from hopsgpu.serving.model_formats import (
 )
 from hopsgpu.serving.model_loading import Trust, accepted_types
 from hopsgpu.serving.model_signature import Signature, Tensor
+from hopsgpu.serving.onnx_references import referenced_files
+from hopsgpu.storage.names import is_path_below
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +84,8 @@ def add_file_facts(
         files: directory with the files, if `needs_files`.
 
     Raises:
-        ConfigError: a skops file has types that the caller does not trust.
+        ConfigError: a skops file has types that the caller does not trust, or an ONNX model refers
+            to files that the version does not have.
     """
     model = version.model
     if model.name == SAVED_MODEL:
@@ -96,16 +99,15 @@ def add_file_facts(
         return replace(version, trusted=tuple(accepted_types(files / model.path, trust)))
     if model.name != ONNX:
         return version
+    above = PurePosixPath(model.path).parent
+    weights = (str(above / name) for name in referenced_files(files / model.path))
+    version = replace(version, files=(model.path, *weights))
     try:
         onnx = importlib.import_module("onnx")
     except ModuleNotFoundError:
         log.info("%s: takes names and shapes from the manifest: onnx is not installed", version.url)
-        # Any file in the model's directory may contain its weights.
-        above = PurePosixPath(model.path).parent
-        beside = (path for path in paths if PurePosixPath(path).parent == above)
-        candidates = (path for path in beside if path == model.path or not path.endswith(".onnx"))
-        return replace(version, files=tuple(candidates))
-    return _read_onnx(onnx, version, files)
+        return version
+    return replace(version, signature=_read_signature(onnx, version, files))
 
 
 def needs_files(server: str, model: ModelFormat) -> bool:
@@ -131,18 +133,27 @@ def next_steps(server: str, directory: Path) -> list[str]:
 
 
 def write(
-    server: str, version: ServedVersion, files: Path, out: Path, options: Mapping[str, Any]
+    server: str,
+    version: ServedVersion,
+    paths: Collection[str],
+    files: Path,
+    out: Path,
+    options: Mapping[str, Any],
 ) -> None:
     """Write an export; no file is renamed to its final name before all are complete.
 
     Files of an earlier export are replaced. The directory `out` is created if missing.
 
+    Args:
+        paths: paths of all files of the version; no other file is copied.
+
     Raises:
         ConfigError: the server cannot serve the version, the manifest is incomplete, or the export
-            would replace that of another model.
+            would replace that of another model. Also as `check_copies`.
         OSError: the directory cannot be written.
     """
     layout = _SERVERS[server][0](version, **options)
+    check_copies(layout, paths, version.url)
     if layout.owner_line is not None:
         path, line = layout.owner_line
         if (out / path).exists() and line not in (out / path).read_text().splitlines():
@@ -164,18 +175,35 @@ def write(
     log.info("exported %s for %s to %s", version.url, server, out)
 
 
-def _read_onnx(onnx: Any, version: ServedVersion, files: Path) -> ServedVersion:
-    path = PurePosixPath(version.model.path)
-    graph = onnx.load(files / path, load_external_data=False).graph
+def check_copies(layout: ExportLayout, paths: Collection[str], url: str) -> None:
+    """Raise ConfigError unless each copy is of a file of the version, to a place of its own.
+
+    The publisher chose the names of the files, and what the files refer to.
+    """
+    if foreign := sorted(layout.copies.keys() - set(paths)):
+        raise ConfigError(
+            f"{url} refers to {foreign[0]!r:.99}, which is no file of this version: publish the"
+            " model with all files that it needs"
+        )
+    targets = list(layout.copies.values())
+    for target in targets:
+        if not is_path_below(target) or target in layout.texts or targets.count(target) > 1:
+            raise ConfigError(
+                f"{url} has a file that would be at {target!r:.99}, where the export has another"
+                " file: publish it under another name"
+            )
+        if layout.reserved is not None and PurePosixPath(target).name == layout.reserved[0]:
+            name, reason = layout.reserved
+            raise ConfigError(
+                f"{url} has a file of the name {name}: {reason}; publish it under another name"
+            )
+
+
+def _read_signature(onnx: Any, version: ServedVersion, files: Path) -> Signature | None:
+    graph = onnx.load(files / version.model.path, load_external_data=False).graph
     weights = {tensor.name for tensor in graph.initializer}
-    external = (entry for tensor in graph.initializer for entry in tensor.external_data)
-    places = {entry.value for entry in external if entry.key == "location"}
     inputs = [tensor for tensor in graph.input if tensor.name not in weights]
-    return replace(
-        version,
-        files=(str(path), *(str(path.parent / place) for place in sorted(places))),
-        signature=_onnx_signature(onnx, inputs, list(graph.output), version.signature),
-    )
+    return _onnx_signature(onnx, inputs, list(graph.output), version.signature)
 
 
 def _onnx_signature(

@@ -20,6 +20,9 @@ from hopsgpu.serving.model_signature import Signature, Tensor
 from hopsgpu.serving.torch_files import STATE_DICT
 
 ABOUT = "about.json"
+# Directory of a version's files beside generated files. No module can have this name, so that no
+# server imports a file of the version.
+FILES = "model-files"
 _SERVED_MODEL = "served_model.py"
 
 
@@ -66,11 +69,14 @@ class ExportLayout:
         texts: contents of files, by path below the exported directory.
         copies: paths below the exported directory, by path within the version.
         owner_line: a file that can describe one model only, and the line that names the model.
+        reserved: a name of which the server would read any file, at any depth, and why a copy may
+            not have it; or None.
     """
 
     texts: Mapping[str, str]
     copies: Mapping[str, str] = field(default_factory=dict)
     owner_line: tuple[str, str] | None = None
+    reserved: tuple[str, str] | None = None
 
 
 def tensor_metadata(tensor: Tensor) -> dict[str, object]:
@@ -78,9 +84,18 @@ def tensor_metadata(tensor: Tensor) -> dict[str, object]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
 
 
+def place_of_files(served: ServedVersion) -> str:
+    """Return the model's path in an exported directory that also has generated files."""
+    return FILES if _is_directory(served) else f"{FILES}/{PurePosixPath(served.model.path).name}"
+
+
+def _is_directory(served: ServedVersion) -> bool:
+    return served.model.name in (SAVED_MODEL, TRANSFORMERS)
+
+
 def copies_as(served: ServedVersion, name: str) -> dict[str, str]:
     """Return the copies of a model's files if the model gets a path in the exported directory."""
-    if served.model.name not in (SAVED_MODEL, TRANSFORMERS):
+    if not _is_directory(served):
         # Other files, such as external data of ONNX, keep their names.
         above, home = PurePosixPath(name).parent, PurePosixPath(served.model.path).parent
         copies = {path: str(above / PurePosixPath(path).relative_to(home)) for path in served.files}

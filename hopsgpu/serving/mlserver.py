@@ -13,6 +13,7 @@ from hopsgpu.serving.export_layout import (
     ServedVersion,
     copies_as,
     model_code_files,
+    place_of_files,
     server_file,
     tensor_metadata,
 )
@@ -25,12 +26,14 @@ _RUNTIMES = {
 }
 # The name of the output of these runtimes.
 _PREDICT = "predict"
+_SETTINGS = "model-settings.json"
+_WHY_RESERVED = "MLServer would read it as the settings of a model, and import what it names"
 
 
 def layout(served: ServedVersion) -> ExportLayout:
     """Return a directory with one model; raise as `model_code_files`."""
     place = served.name
-    file = served.model.path.rpartition("/")[2] if served.model.path != "." else "model"
+    file = place_of_files(served)
     implementation = _RUNTIMES.get(served.model.name)
     texts: dict[str, str] = {}
     if implementation is None:
@@ -49,5 +52,6 @@ def layout(served: ServedVersion) -> ExportLayout:
             outputs = (outputs[0]._replace(name=_PREDICT),)
         settings["inputs"] = [tensor_metadata(tensor) for tensor in inputs]
         settings["outputs"] = [tensor_metadata(tensor) for tensor in outputs]
-    texts[f"{place}/model-settings.json"] = json.dumps(settings, indent=1) + "\n"
-    return ExportLayout(texts, copies_as(served, f"{place}/{file}"))
+    texts[f"{place}/{_SETTINGS}"] = json.dumps(settings, indent=1) + "\n"
+    copies = copies_as(served, f"{place}/{file}")
+    return ExportLayout(texts, copies, reserved=(_SETTINGS, _WHY_RESERVED))

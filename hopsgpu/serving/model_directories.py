@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
@@ -39,7 +39,12 @@ _TRAINING_STATE = re.compile(
 _OTHER_WEIGHTS = re.compile(r"tf_model\.h5|flax_model\.msgpack")
 # Formats of which all files below the directory are part of the model.
 _WHOLE_DIRECTORIES = (DIFFUSERS, SENTENCE_TRANSFORMERS)
-_KERNEL_KEYS = ("attn_implementation", "_attn_implementation", "experts_implementation")
+# Part of the keys whose value may name a repository with compiled code.
+_KERNEL_KEY = "_implementation"
+# Keys of files and directories, which older versions of the library open wherever they are.
+_FILE_KEY = re.compile(r"(.*_)?(file|path|dir)s?|transformers_weights")
+# A key of another model, which the library would look for on this machine and in the network.
+_OTHER_MODEL_KEY = "audio_tokenizer_name_or_path"
 
 
 class ModelDirectory(NamedTuple):
@@ -128,7 +133,8 @@ def _recognise_directory(
     files = frozenset(
         _join(home, name) for name in names if any(pattern.fullmatch(name) for pattern in parts)
     )
-    if "peft_type" in fields("adapter_config.json"):
+    # Whatever it has: it may name another directory, whose model transformers would load instead.
+    if "adapter_config.json" in names:
         return ModelDirectory(PEFT, home, files)
     config = fields("config.json")
     is_model = isinstance(config.get("model_type"), str) or isinstance(
@@ -139,9 +145,12 @@ def _recognise_directory(
     reason = None if safe else f"has no weights but pickles ({_join(home, min(pickled))})"
     configs = sorted(name for name in names if name.endswith("config.json"))
     for name in configs:
-        if (key := _key_of_code(fields(name))) is not None:
-            reason = f"names code of its own ({_join(home, name)}: {key})"
+        place = _join(home, name)
+        if (key := _first_key(fields(name), _is_code_key)) is not None:
+            reason = f"names code of its own ({place}: {key})"
             break
+        if (key := _first_key(fields(name), _is_outside_key)) is not None:
+            reason = f"names files outside its directory ({place}: {key})"
     return ModelDirectory(TRANSFORMERS, home, files, reason)
 
 
@@ -175,18 +184,40 @@ def _read_object(path: str, open_file: Opener) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _key_of_code(fields: dict[str, Any]) -> str | None:
-    """Return the first key, at any depth, that makes a library load the publisher's code."""
-    # No recursion: a hostile file may be nested too deep.
-    pending: list[Any] = [fields]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, list):
-            pending += value
-        elif isinstance(value, dict):
+def _is_code_key(key: str, value: Any) -> bool:
+    """Return whether a key makes a library load the publisher's code."""
+    # The name of a repository, from which a library would download compiled code.
+    return key == "auto_map" or (_KERNEL_KEY in key and any("/" in t for t in _texts(value)))
+
+
+def _is_outside_key(key: str, value: Any) -> bool:
+    """Return whether a key makes a library open a file that is not in the model's directory."""
+    if key == _OTHER_MODEL_KEY:
+        return bool(value)
+    places = map(PurePosixPath, _texts(value) if _FILE_KEY.fullmatch(key) else ())
+    return any(place.is_absolute() or ".." in place.parts for place in places)
+
+
+def _first_key(fields: dict[str, Any], is_wanted: Callable[[str, Any], bool]) -> str | None:
+    """Return the first wanted key at any depth, or None."""
+    for value in _values(fields):
+        if isinstance(value, dict):
             for key, item in value.items():
-                # The name of a repository, from which a library would download compiled code.
-                if key == "auto_map" or (key in _KERNEL_KEYS and "/" in str(item)):
+                if is_wanted(key, item):
                     return str(key)
-            pending += value.values()
     return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    return (item for item in _values(value) if isinstance(item, str))
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """Yield a JSON value and all values in it."""
+    # No recursion: a hostile file may be nested too deep.
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        yield item
+        if isinstance(item, (list, dict)):
+            pending += item.values() if isinstance(item, dict) else item

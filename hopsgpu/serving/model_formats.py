@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -31,6 +31,7 @@ from hopsgpu.serving.torch_files import (
     PICKLED_MODULE,
     STATE_DICT,
     TORCH_EXPORT,
+    TORCHSCRIPT,
     is_keras_archive,
     torch_format,
 )
@@ -63,8 +64,13 @@ _HEAD_BYTES = 256
 _HDF5_MAGIC, _HDF5_HEAD_BYTES, _HDF5_MODEL = b"\x89HDF\r\n\x1a\n", 2**16, b"model_config"
 # The length of the header (8 bytes, of which 5 may be used) and the start of its JSON.
 _SAFETENSORS = re.compile(rb".{5}\0{3}\{", re.DOTALL)
+# A program is loaded by running parts of it, such as the initialisation of tables or
+# `__setstate__`, which may open any file.
+_PROGRAM = "is a program, which can read and write files"
 # Why the load of a file of the format runs the publisher's code.
 _TRUST_REASONS = {
+    SAVED_MODEL: _PROGRAM,
+    TORCHSCRIPT: _PROGRAM,
     PICKLE: "is a pickle",
     PICKLED_MODULE: "is a whole module in a pickle (better publish module.state_dict())",
     TORCH_EXPORT: "may have pickles, which torch.export.load unpickles",
@@ -102,8 +108,8 @@ class ModelFormat:
         path: path of the model's file or directory within the version; "." for the version's own
             directory.
         model_class: for a state_dict the class in `model_class.json`, as "module:Class"; or None.
-        trust_reason: why the load runs the publisher's code, so that `load` and `export` need
-            `trust`; None if it does not.
+        trust_reason: why a load runs code that the publisher chose, so that `load` and `export`
+            need `trust`; None if it does not. For a `model_class`, `trust` is to name the class.
     """
 
     __module__ = "hopsgpu.types"
@@ -135,7 +141,7 @@ def recognise_formats(paths: Iterable[str], open_file: Opener) -> tuple[ModelFor
     all_paths = sorted(paths)
     files = map(PurePosixPath, all_paths)
     saved = dict.fromkeys(str(file.parent) for file in files if file.name in _SAVED_MODEL_FILES)
-    models = [ModelFormat(SAVED_MODEL, home) for home in saved]
+    models = [ModelFormat(SAVED_MODEL, home, None, _PROGRAM) for home in saved]
     other_paths = [p for p in all_paths if not any(is_saved_model_part(p, home) for home in saved)]
     model_directories = find_model_directories(other_paths, open_file)
     models += [ModelFormat(d.name, d.path, None, d.trust_reason) for d in model_directories]
@@ -143,10 +149,19 @@ def recognise_formats(paths: Iterable[str], open_file: Opener) -> tuple[ModelFor
     for path in other_paths:
         name = None if path in in_directories else _format_of(path, open_file)
         if name is not None:
-            cls = read_model_class(path, all_paths, open_file) if name == STATE_DICT else None
-            class_name = None if cls is None else cls.name
-            models.append(ModelFormat(name, path, class_name, _TRUST_REASONS.get(name)))
+            model = ModelFormat(name, path, None, _TRUST_REASONS.get(name))
+            if name == STATE_DICT:
+                model = with_class(model, read_model_class(path, all_paths, open_file))
+            models.append(model)
     return tuple(sorted(models, key=lambda model: model.path))
+
+
+def with_class(model: ModelFormat, model_class: ModelClass | None) -> ModelFormat:
+    """Return a state_dict's format with the class that is named for it."""
+    if model_class is None:
+        return replace(model, model_class=None, trust_reason=None)
+    reason = f"names a class to call, {model_class.name} ({CLASS_FILE})"
+    return replace(model, model_class=model_class.name, trust_reason=reason)
 
 
 def is_saved_model_part(path: str, directory: str) -> bool:

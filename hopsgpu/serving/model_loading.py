@@ -24,6 +24,7 @@ from hopsgpu.serving.model_formats import (
     ModelFormat,
     advice,
 )
+from hopsgpu.serving.onnx_references import referenced_files
 from hopsgpu.serving.torch_files import (
     CHECKPOINT,
     KERAS,
@@ -69,14 +70,22 @@ def check_loadable(model: ModelFormat) -> None:
 
 
 def check_trust(model: ModelFormat, trust: Trust) -> None:
-    """Raise ConfigError, before anything is downloaded, for a model that needs `trust=True`."""
+    """Raise ConfigError, before anything is downloaded, for a model that needs more `trust`."""
     if not isinstance(trust, bool) and (isinstance(trust, str) or not isinstance(trust, Iterable)):
         raise ConfigError(f"trust={trust!r:.99}: must be True, False or a list of names of types")
-    if model.trust_reason is not None and trust is not True:
-        what = model.path if model.path != "." else f"the {model.name} model"
+    if model.trust_reason is None or trust is True:
+        return
+    what = model.path if model.path != "." else f"the {model.name} model"
+    if model.model_class is None:
         raise ConfigError(
             f"{what} {model.trust_reason}: to load it runs whatever code its publisher put into it;"
             " if you trust whoever may write to the model's directory, pass trust=True (--trust)"
+        )
+    if trust is False or model.model_class not in trust:
+        raise ConfigError(
+            f"{what} {model.trust_reason}: if you trust this class with whatever arguments the"
+            f" publisher names, pass trust={[model.model_class]!r} (--trust-type"
+            f" {model.model_class})"
         )
 
 
@@ -103,7 +112,8 @@ def load_model(
     """Load a model into this process.
 
     Args:
-        trust: True to unpickle; for skops the names of the types to accept.
+        trust: True to run the publisher's code; or the names of types of skops, or of the class of
+            a state_dict, to accept.
         framework: the manifest's, for tensors of a safetensors file that names none.
 
     Raises:
@@ -126,6 +136,8 @@ def _torchscript(path: Path, trust: Trust) -> Any:
 
 
 def _onnx(path: Path, trust: Trust) -> Any:
+    # Not every onnxruntime refuses weights in files outside the directory.
+    referenced_files(path)
     return _import_library("onnxruntime", path).InferenceSession(str(path))
 
 

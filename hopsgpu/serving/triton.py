@@ -15,6 +15,7 @@ from hopsgpu.serving.export_layout import (
     ServedVersion,
     copies_as,
     model_code_files,
+    place_of_files,
     server_file,
 )
 from hopsgpu.serving.model_formats import ONNX, SAVED_MODEL
@@ -49,7 +50,7 @@ def layout(served: ServedVersion, *, max_batch_size: int = 0, python: bool = Fal
     backend = {"backend": "python"}
     if python or served.model.name not in _BACKENDS:
         inputs, outputs = served.required_signature
-        file = served.model.path.rpartition("/")[2] if served.model.path != "." else "model"
+        file = place_of_files(served)
         code = {"model.py": server_file("triton_model.py"), **model_code_files(served, file)}
         texts |= {f"{place}/{name}": text for name, text in code.items()}
     else:

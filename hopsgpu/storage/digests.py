@@ -1,4 +1,7 @@
-"""Sizes and digests that identify files; those of an upload are known before its end."""
+"""Sizes and digests that identify files; those of an upload are known before its end.
+
+They find damage, not tampering: they lie beside the files, and are not cryptographic.
+"""
 
 from __future__ import annotations
 

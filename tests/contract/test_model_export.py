@@ -89,8 +89,8 @@ def test_a_pretrained_model_is_called_with_inputs_by_name(
         "net/config.pbtxt",
         *(f"net/1/{name}.py" for name in ("model", "served_model")),
         "net/1/about.json",
-        *(f"net/1/best/{name}" for name in ("config.json", "model.safetensors")),
-        *(f"net/1/best/{name}" for name in ("tokenizer.json", "tokenizer_config.json")),
+        *(f"net/1/model-files/{name}" for name in ("config.json", "model.safetensors")),
+        *(f"net/1/model-files/{name}" for name in ("tokenizer.json", "tokenizer_config.json")),
     }
     model = ServedModel(out / "net" / "1")
     np.testing.assert_allclose(model(inputs)["logits"], outputs["logits"], rtol=1e-4, atol=1e-6)
@@ -117,7 +117,7 @@ def test_names_and_weights_of_onnx_are_read_from_the_file(
 
 def test_a_saved_model_for_tensorflow_serving(store: ModelStore, tmp_path: Path) -> None:
     made = publish(store, "saved_model", tmp_path)
-    out = made.version.export("tf-serving", out=tmp_path / "out")
+    out = made.version.export("tf-serving", out=tmp_path / "out", trust=True)
     assert "saved_model/1/saved_model.pb" in exported(out)
     assert "saved_model/1/variables/variables.index" in exported(out)
     assert "saved_model/1/signature.json" not in exported(out)
@@ -208,10 +208,10 @@ def test_a_configuration_of_one_model_is_not_replaced_by_anothers(
 ) -> None:
     one = publish(store, "saved_model", tmp_path).version
     for _ in range(2):
-        one.export("tf-serving", out=tmp_path / "tf")
+        one.export("tf-serving", out=tmp_path / "tf", trust=True)
     other = store.publish(one.download(tmp_path / "saved"), "other")
     with pytest.raises(ConfigError, match=r"models.config there is of another model.*'other'"):
-        other.export("tf-serving", out=tmp_path / "tf")
+        other.export("tf-serving", out=tmp_path / "tf", trust=True)
     assert '"saved_model"' in (tmp_path / "tf" / "models.config").read_text()
     assert not (tmp_path / "tf" / "other").exists()
 
@@ -222,7 +222,8 @@ def test_several_exports_share_a_repository(store: ModelStore, tmp_path: Path) -
     (tmp_path / "out" / "settings.json").write_text("{}")
     store.get("xgboost").export("mlserver", out=tmp_path / "out")
     found = exported(tmp_path / "out")
-    assert {"settings.json", "xgboost/boost.json", "skops/classifier.skops"} < found
+    files = {"xgboost/model-files/boost.json", "skops/model-files/classifier.skops"}
+    assert {"settings.json", *files} < found
     assert not [path for path in found if ".export-" in path]
 
 

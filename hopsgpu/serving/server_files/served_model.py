@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 ABOUT = "about.json"
+_SAFE_TORCH = (2, 6)
 Arrays = Mapping[str, Any]
 ArrayCall = Callable[[Sequence[Any]], Any]
 # NumPy's types by the names of the Open Inference Protocol.
@@ -144,6 +145,14 @@ def _state_dict(path: Path, about: dict[str, Any]) -> ArrayCall:
     cls: Any = importlib.import_module(module)
     for part in name.split("."):
         cls = getattr(cls, part)
+    # The publisher chose class and arguments: no other callable may get them.
+    if not (isinstance(cls, type) and issubclass(cls, torch.nn.Module)):
+        raise TypeError(f"{about['model_class']} is no subclass of torch.nn.Module")
+    if tuple(map(int, torch.__version__.split(".")[:2])) < _SAFE_TORCH:
+        raise RuntimeError(
+            f"torch {torch.__version__} can run code of a file in spite of weights_only=True"
+            " (CVE-2025-32434): install torch 2.6 or later"
+        )
     net = cls(**about["arguments"])
     net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return _torch_call(net)

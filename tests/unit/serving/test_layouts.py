@@ -100,12 +100,12 @@ def test_tritons_batches() -> None:
 def test_tritons_python_backend_for_formats_without_one(version: ServedVersion) -> None:
     made = triton.layout(version)
     path = version.model.path
-    assert made.copies == {path: f"net/7/{path}"}
+    assert made.copies == {path: f"net/7/model-files/{path}"}
     beside = {f"net/7/{name}" for name in ("about.json", "model.py", "served_model.py")}
     assert made.texts.keys() == beside | {"net/config.pbtxt"}
     assert about(made, "net/7/about.json") == {
         "format": version.model.name,
-        "path": path,
+        "path": f"model-files/{path}",
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}],
         "outputs": [{"name": "y", "datatype": "INT64", "shape": [-1]}],
         "trusted": list(version.trusted),
@@ -114,8 +114,8 @@ def test_tritons_python_backend_for_formats_without_one(version: ServedVersion) 
 
 def test_tritons_python_backend_on_demand() -> None:
     made = triton.layout(SAVED, python=True)
-    assert made.copies["saved_model.pb"] == "net/7/model/saved_model.pb"
-    assert about(made, "net/7/about.json")["path"] == "model"
+    assert made.copies["saved_model.pb"] == "net/7/model-files/saved_model.pb"
+    assert about(made, "net/7/about.json")["path"] == "model-files"
     assert 'backend: "python"' in made.texts["net/config.pbtxt"]
 
 
@@ -150,11 +150,11 @@ def test_tensorflow_serving() -> None:
 
 def test_mlserver_with_a_runtime_of_its_own() -> None:
     made = mlserver.layout(XGBOOST)
-    assert made.copies == {"a.json": "net/a.json"}
+    assert made.copies == {"a.json": "net/model-files/a.json"}
     assert about(made, "net/model-settings.json") == {
         "name": "net",
         "implementation": "mlserver_xgboost.XGBoostModel",
-        "parameters": {"uri": "./a.json", "version": "7"},
+        "parameters": {"uri": "./model-files/a.json", "version": "7"},
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}],
         "outputs": [{"name": "predict", "datatype": "INT64", "shape": [-1]}],
     }
@@ -245,8 +245,12 @@ def test_kserves_hugging_face_runtime(is_trusted: bool) -> None:
 def test_a_directory_keeps_its_files_together() -> None:
     made = triton.layout(BERT)
     assert made.copies == {
-        "config.json": "net/7/model/config.json",
-        "model.safetensors": "net/7/model/model.safetensors",
+        "config.json": "net/7/model-files/config.json",
+        "model.safetensors": "net/7/model-files/model.safetensors",
     }
     said = about(made, "net/7/about.json")
-    assert (said["format"], said["path"], said["is_trusted"]) == ("transformers", "model", False)
+    assert (said["format"], said["path"], said["is_trusted"]) == (
+        "transformers",
+        "model-files",
+        False,
+    )

@@ -253,9 +253,10 @@ def test_a_state_dict_has_the_class_that_is_named_for_it() -> None:
         "model_class.json": json.dumps({"class": "own.nets:Net", "arguments": {"n": 3}}).encode(),
     }
     first, second = recognise_formats(files, lambda path: io.BytesIO(files[path]))
-    assert first == ModelFormat("state_dict", "a.pt", "own.nets:Net")
+    assert (first.name, first.path, first.model_class) == ("state_dict", "a.pt", "own.nets:Net")
+    assert first.trust_reason == "names a class to call, own.nets:Net (model_class.json)"
     assert str(first) == "state_dict of own.nets:Net (a.pt)"
-    assert second == ModelFormat("TorchScript", "b.pt")
+    assert (second.name, second.path, second.model_class) == ("TorchScript", "b.pt", None)
 
 
 def test_a_class_may_be_named_beside_its_state_dict() -> None:
