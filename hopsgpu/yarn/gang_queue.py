@@ -451,11 +451,14 @@ def _files_in(directory: LakePath) -> list[QueueFile]:
 def make_queue_dir(base: LakePath, *names: str) -> LakePath:
     """Return the directory of a queue of gangs; create it for all users if it does not exist.
 
-    The directory is sticky, so that nobody can remove or rename another user's files.
+    The directory is sticky, so that nobody can remove or rename another user's files. The mode of
+    a directory that exists is its owner's.
     """
     directory = base
     for name in names:
         directory = directory / name
+        if directory.exists():
+            continue
         directory.make()
         # If another user has just made the directory, that user is about to set the bits.
         with contextlib.suppress(StoreError):

@@ -166,7 +166,7 @@ def test_who_is_killed_while_it_saves_leaves_what_there_was(
             for name in ("make", "write", "upload", "rename", "remove"):
                 patch.setattr(LakePath, name, until_killed(getattr(LakePath, name)))
             # A local directory is renamed in two steps.
-            patch.setattr(Path, "rename", until_killed(Path.rename))
+            patch.setattr(os, "rename", until_killed(os.rename))
             patch.setattr(checkpoints, "upload_files", until_killed(transfer.upload_files))
             saved(Checkpoints(run, 0), "after", tmp_path)
             whole = True

@@ -177,9 +177,10 @@ class Steps:
         """Within it is before the system call, where it is made after others."""
         original = os.rename
 
-        def rename(source: str | Path, target: str | Path) -> None:
-            self.reach(f"within {self.name('rename', str(source))}")
-            original(source, target)
+        def rename(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+            directory = Path(f"/proc/self/fd/{src_dir_fd}").readlink()
+            self.reach(f"within {self.name('rename', str(directory / source))}")
+            original(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
         os.rename = rename  # type: ignore[assignment]
 
