@@ -22,6 +22,7 @@ from pathlib import Path
 
 from hopsgpu.agent import process_daemon
 from hopsgpu.agent.rank_environment import ServerSpec, package_path
+from hopsgpu.core.bounded_reads import read_end
 from hopsgpu.core.own_log import level
 from hopsgpu.linux import ancestor
 from hopsgpu.tracebacks import VARIABLE
@@ -29,6 +30,7 @@ from hopsgpu.tracebacks import VARIABLE
 log = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
+_LOG_TAIL_BYTES = 1000
 # Poll for the end of another task's start: a blocking wait for the lock could not be cancelled.
 _POLL_SECONDS = 0.005
 _LOCK = "lock"
@@ -131,9 +133,9 @@ class DaemonStart:
         code, seconds = self.process.wait(), time.monotonic() - self.began
         log.info("process daemon started (exit code %d) in %.2f s", code, seconds)
         if code != 0:
-            output = (self.directory / process_daemon.LOG).read_text(errors="backslashreplace")
+            output = read_end(self.directory / process_daemon.LOG, _LOG_TAIL_BYTES)
             raise ChildProcessError(
-                f"the process daemon did not start (exit code {code}): {output[-1000:]}"
+                f"the process daemon did not start (exit code {code}): {output}"
             )
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from hopsgpu.agent import fork_servers
 from hopsgpu.agent.reaper import ExitStatus, Reaper
+from hopsgpu.core.bounded_reads import read_end, read_file
+from hopsgpu.errors import StoreError
 from hopsgpu.storage.node_copies import find_copy, shared_directories
 
 log = logging.getLogger(__name__)
@@ -20,7 +22,7 @@ log = logging.getLogger(__name__)
 # Not imported here: the imports of that module would slow the start of the process daemon.
 _MODULE = "hopsgpu.packaging.python_env.unpacker"
 _DIRECTORY = "hopsgpu-environments"
-_LOG_TAIL_CHARACTERS = 1000
+_LOG_TAIL_BYTES = 1000
 
 _Reply = Callable[..., None]
 
@@ -95,10 +97,10 @@ class EnvironmentUnpacker:
         log.info("pid %d, which unpacks %s, exited with code %d", status.pid, digest, code)
         answer = self._answer(digest)
         try:
-            outcome = json.loads(answer.read_text())
+            outcome = json.loads(read_file(answer))
             answer.unlink()
-        except (OSError, ValueError):
-            output = self._log(digest).read_text(errors="backslashreplace")[-_LOG_TAIL_CHARACTERS:]
+        except (OSError, ValueError, StoreError):
+            output = read_end(self._log(digest), _LOG_TAIL_BYTES)
             problem = f"the process that unpacks the Python environment ended with {code}: {output}"
             outcome = {"problem": problem, "configured": False}
         for reply in replies:

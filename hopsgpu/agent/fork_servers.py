@@ -12,10 +12,11 @@ from typing import IO, Any
 
 from hopsgpu.agent.json_lines import JsonLineSocket
 from hopsgpu.agent.rank_environment import ServerSpec, as_bytes
+from hopsgpu.core.bounded_reads import read_end
 
 # Each server takes 0.5 to 1 GiB of the container (AGENT_MIB).
 MAX_SERVERS = 2
-_LOG_TAIL_CHARACTERS = 1000
+_LOG_TAIL_BYTES = 1000
 # Not imported here: the imports of that module would slow the start of the process daemon.
 _MODULE = "hopsgpu.agent.fork_server"
 
@@ -77,8 +78,8 @@ class ForkServerProcess:
         return not (self.waiting or self.pending or self.ranks)
 
     def log_tail(self) -> str:
-        lines = self.log.read_text(errors="backslashreplace").splitlines()
-        return lines[-1][-_LOG_TAIL_CHARACTERS:] if lines else ""
+        lines = read_end(self.log, _LOG_TAIL_BYTES).splitlines()
+        return lines[-1] if lines else ""
 
 
 def find_server(spec: ServerSpec, servers: Iterable[ForkServerProcess]) -> ForkServerProcess | None:

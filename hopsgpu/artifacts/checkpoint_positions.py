@@ -9,6 +9,7 @@ from typing import Any
 
 from hopsgpu.artifacts.checkpoints import Checkpoints, complete_shards
 from hopsgpu.errors import StoreError
+from hopsgpu.storage.digests import MAX_LIST_BYTES
 from hopsgpu.storage.error_messages import DAMAGED, JSON_ERRORS
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def latest_positions(places: Sequence[Checkpoints]) -> list[Mapping[str, Any]]:
         for shard in sorted(complete[step], key=lambda shard: shard.rank):
             record = home / shard.record
             try:
-                position = json.loads(record.read()).get("position")
+                position = json.loads(record.read(MAX_LIST_BYTES)).get("position")
             except JSON_ERRORS as error:
                 raise StoreError(f"{record.url} is damaged: {error!r}", DAMAGED) from error
             if position is not None:

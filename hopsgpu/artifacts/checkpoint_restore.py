@@ -20,7 +20,7 @@ from hopsgpu.artifacts.checkpoints import (
     saving_ranks_of,
 )
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.digests import DIGEST, FileFacts, read_facts
+from hopsgpu.storage.digests import DIGEST, MAX_LIST_BYTES, FileFacts, read_facts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, JSON_ERRORS
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.transfer import download_files
@@ -254,7 +254,7 @@ def _download(
 
 
 def _facts(record: LakePath) -> dict[str, FileFacts]:
-    content = record.read()
+    content = record.read(MAX_LIST_BYTES)
     try:
         return read_facts(json.loads(content)["files"], DIGEST)
     except JSON_ERRORS as error:

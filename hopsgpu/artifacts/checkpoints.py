@@ -32,7 +32,7 @@ from typing import Any
 from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions, steps_to_remove
 from hopsgpu.artifacts.saving_ranks import SavingRank, SavingRanks, parse_announcements
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.storage.digests import DIGEST, FileFacts
+from hopsgpu.storage.digests import DIGEST, FileFacts, check_list
 from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local_tree import files_below
@@ -403,4 +403,4 @@ def _parse_shard(match: re.Match[str]) -> CheckpointShard:
 def _record(facts: Mapping[str, FileFacts], position: Mapping[str, Any] | None) -> bytes:
     files = {name: {"bytes": fact.bytes, DIGEST: fact.digest} for name, fact in facts.items()}
     extra = {} if position is None else {"position": position}
-    return json.dumps({"files": files, **extra}).encode()
+    return check_list(json.dumps({"files": files, **extra}).encode(), len(files))

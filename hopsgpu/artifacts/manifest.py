@@ -31,7 +31,7 @@ from hopsgpu.core.formats import utc_time
 from hopsgpu.core.metrics import for_json
 from hopsgpu.core.spec import check_name
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.digests import DIGEST, FileFacts, read_facts
+from hopsgpu.storage.digests import DIGEST, FileFacts, check_list, read_facts
 from hopsgpu.storage.error_messages import DAMAGED, JSON_ERRORS, UNSUPPORTED
 
 SCHEMA = 1
@@ -152,7 +152,9 @@ class Manifest:
     content: Mapping[str, Any]
 
     def to_bytes(self) -> bytes:
-        return json.dumps(self.content, indent=1, allow_nan=False).encode() + b"\n"
+        """Return the content of the file; raise ConfigError if it has too many bytes."""
+        content = json.dumps(self.content, indent=1, allow_nan=False).encode() + b"\n"
+        return check_list(content, len(self.files))
 
 
 def compose(

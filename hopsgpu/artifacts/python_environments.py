@@ -24,6 +24,7 @@ from typing import Any
 from hopsgpu.artifacts import stale_uploads
 from hopsgpu.artifacts.version_commit import discard_by_rename
 from hopsgpu.artifacts.versions import STAGING
+from hopsgpu.core.bounded_reads import MAX_RECORD_BYTES
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED
 from hopsgpu.storage.lake import LakePath
@@ -196,7 +197,7 @@ def _wait_for_other(place: LakePath) -> Description | None:
 
 def _read_description(place: LakePath) -> Description | None:
     try:
-        description = json.loads((place / _FILE).read())
+        description = json.loads((place / _FILE).read(MAX_RECORD_BYTES))
     except StoreError as error:
         if error.kind == ABSENT:
             return None

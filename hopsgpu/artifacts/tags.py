@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hopsgpu.artifacts.versions import TAGS, is_version, numbers
+from hopsgpu.core.bounded_reads import MAX_RECORD_BYTES
 from hopsgpu.core.formats import utc_time
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, JSON_ERRORS
@@ -179,7 +180,7 @@ def _serialize(version: int | None, changes: Sequence[TagChange]) -> bytes:
 
 def _read(file: LakePath) -> _Tag | None:
     try:
-        text = file.read()
+        text = file.read(MAX_RECORD_BYTES)
     except StoreError as error:
         if error.kind == ABSENT:
             return None

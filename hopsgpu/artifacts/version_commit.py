@@ -33,7 +33,7 @@ from typing import Protocol
 from hopsgpu.artifacts import manifest
 from hopsgpu.artifacts.versions import CLAIMS, STAGING, is_version, numbers
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.digests import FileFacts
+from hopsgpu.storage.digests import MAX_LIST_BYTES, FileFacts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, UNREACHABLE
 from hopsgpu.storage.lake import LakePath
 
@@ -253,7 +253,7 @@ class _ByManifest:
         # If the process is killed meanwhile, an empty manifest is left. A sweep removes it and the
         # files a day later.
         file = home / str(number) / manifest.FILE
-        content = file.read()
+        content = file.read(MAX_LIST_BYTES)
         file.write(b"")
         try:
             check()
@@ -315,6 +315,6 @@ def _rename_version(source: LakePath, target: LakePath, content: bytes) -> bool:
 
 def _is_ours(version: LakePath, content: bytes) -> bool:
     try:
-        return (version / manifest.FILE).read() == content
+        return (version / manifest.FILE).read(len(content)) == content
     except StoreError:
         return False

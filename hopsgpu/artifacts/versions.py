@@ -33,7 +33,7 @@ from hopsgpu.serving.model_formats import (
 )
 from hopsgpu.serving.model_loading import check_loadable, check_trust, load_model
 from hopsgpu.serving.torch_files import STATE_DICT
-from hopsgpu.storage.digests import FileFacts
+from hopsgpu.storage.digests import MAX_LIST_BYTES, FileFacts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, PERMISSION, explain
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.local_tree import draft_name, drafts_in
@@ -243,7 +243,7 @@ class ModelVersion:
     def _read_manifest(self) -> Manifest:
         file = LakePath(self.url) / manifest.FILE
         with _report_deletion(LakePath(self.url)):
-            return manifest.parse(file.read(), file.url)
+            return manifest.parse(file.read(MAX_LIST_BYTES), file.url)
 
     @public
     def download(self, dst: str | Path) -> Path:

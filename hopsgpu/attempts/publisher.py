@@ -16,6 +16,7 @@ from hopsgpu.artifacts.versions import CLAIMS, PROBE, STAGING
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.subscriptions import Subscription
+from hopsgpu.core.bounded_reads import MAX_RECORD_BYTES
 from hopsgpu.core.gang import World
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.serving import model_signature
@@ -190,7 +191,8 @@ class Publisher:
             return about, ()
         try:
             model_signature.check_size(parts[rank][file].bytes)
-            signature = model_signature.load((publication.part_of(staging, rank) / file).read())
+            content = (publication.part_of(staging, rank) / file).read(MAX_RECORD_BYTES)
+            signature = model_signature.load(content)
             return replace(about, signature=signature), ()
         except (*JSON_ERRORS, ConfigError) as error:
             problem = (

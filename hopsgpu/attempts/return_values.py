@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from hopsgpu.agent.rank_process import MAX_VALUE
 from hopsgpu.control.channel import Message
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
@@ -33,7 +34,7 @@ class Value:
         if not self.file:
             return self.inline
         file = directory / self.file
-        content = file.read()
+        content = file.read(MAX_VALUE)
         digest = hashlib.sha256(content).hexdigest()
         if digest != self.digest:
             raise StoreError(

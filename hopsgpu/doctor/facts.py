@@ -184,7 +184,7 @@ def lake_facts(root: str) -> LakeFacts:
         first, second = (home / f".doctor-{secrets.token_hex(6)}-{n}" for n in ("a", "b"))
         try:
             first.write(content)
-            is_intact = first.rename(second) and second.read() == content
+            is_intact = first.rename(second) and second.read(len(content)) == content
         finally:
             first.remove()
             second.remove()

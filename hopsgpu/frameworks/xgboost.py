@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from hopsgpu.core.bounded_reads import MAX_RECORD_BYTES
 from hopsgpu.frameworks.callbacks import CallbackContext, MetricReporter
 
 log = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ def _find_tracker(address: tuple[str, int], rank: int, seconds: float = _SECONDS
         with contextlib.suppress(OSError), socket.create_connection(address) as connection:
             connection.sendall(rank.to_bytes(_RANK_BYTES))
             with connection.makefile("rb") as answer:
-                if text := answer.read():
+                if text := answer.read(MAX_RECORD_BYTES):
                     return dict(json.loads(text))
         # Nothing announces that rank 0 listens.
         time.sleep(_POLL_SECONDS)

@@ -14,9 +14,12 @@ from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.scoring.parts import Part, parts_of, place_of, plan_bounds
 from hopsgpu.storage.error_messages import DAMAGED
 from hopsgpu.storage.lake import LakePath
+from hopsgpu.units import MIB
 
 FILE = "score.json"
 _SCHEMA = 1
+# The plan has the first row of each part: enough for a million parts.
+_MAX_PLAN_BYTES = 16 * MIB
 
 
 @dataclass
@@ -161,7 +164,7 @@ class EarlierPlan:
     def __init__(self, run: LakePath) -> None:
         self._file = run / FILE
         try:
-            self._content: Mapping[str, Any] = json.loads(self._file.read())
+            self._content: Mapping[str, Any] = json.loads(self._file.read(_MAX_PLAN_BYTES))
             if self._content["schema"] != _SCHEMA:
                 raise ValueError(f"schema {self._content['schema']}")
             self.output = str(self._content["output"])

@@ -28,7 +28,7 @@ Opener = Callable[[str], BinaryIO]
 
 _INDEX = ".safetensors.index.json"
 # A tokenizer's configuration lists its added tokens, and an index all tensors.
-_MAX_JSON = 16 * 2**20
+MAX_JSON_BYTES = 16 * 2**20
 _SAFE_WEIGHTS = re.compile(r"(model(-\d{5}-of-\d{5})?|adapter_model)\.safetensors")
 _PICKLED_WEIGHTS = re.compile(r"(pytorch_model(-\d{5}-of-\d{5})?|adapter_model)\.bin")
 # Files that a Trainer saves to resume a training.
@@ -156,7 +156,7 @@ def _recognise_directory(
 
 def _sharded_weights(index: str, names: set[str], open_file: Opener) -> ModelDirectory | None:
     with open_file(index) as file:
-        content = file.read(_MAX_JSON)
+        content = file.read(MAX_JSON_BYTES)
     try:
         listed = shard_names(index, content)
     except ConfigError as error:
@@ -176,7 +176,7 @@ def _join(home: str, name: str) -> str:
 def _read_object(path: str, open_file: Opener) -> dict[str, Any]:
     """Return the object in a JSON file; empty if the file has no object."""
     with open_file(path) as file:
-        content = file.read(_MAX_JSON)
+        content = file.read(MAX_JSON_BYTES)
     try:
         fields = json.loads(content)
     except JSON_ERRORS:

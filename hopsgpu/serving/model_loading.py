@@ -14,8 +14,14 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hopsgpu.core.bounded_reads import read_file
 from hopsgpu.errors import ConfigError
-from hopsgpu.serving.model_directories import SAFETENSORS, TRANSFORMERS, shard_names
+from hopsgpu.serving.model_directories import (
+    MAX_JSON_BYTES,
+    SAFETENSORS,
+    TRANSFORMERS,
+    shard_names,
+)
 from hopsgpu.serving.model_formats import (
     ONNX,
     SAVED_MODEL,
@@ -173,7 +179,8 @@ def _safetensors(path: Path, framework: str | None) -> Any:
     safetensors = _import_library("safetensors", path)
     files = [path]
     if path.suffix == ".json":
-        files = [path.parent / name for name in sorted(shard_names(path.name, path.read_bytes()))]
+        names = shard_names(path.name, read_file(path, MAX_JSON_BYTES))
+        files = [path.parent / name for name in sorted(names)]
     tensors: dict[str, Any] = {}
     for file in files:
         with safetensors.safe_open(file, framework="numpy") as open_file:

@@ -16,6 +16,7 @@ from typing import Any
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.filesystem import BLOCK
 from hopsgpu.storage.names import is_path_below
+from hopsgpu.units import MIB
 
 # A 128-bit digest that detects damage, at 10 GB/s or more per core. It is not cryptographic.
 DIGEST = "xxh3_128"
@@ -23,6 +24,9 @@ DIGEST = "xxh3_128"
 # manifest while this part is uploaded.
 _AHEAD_BYTES = 256 * 2**20
 MIN_AHEAD_BYTES = 16 * 2**20
+# The bound of a manifest or a checkpoint's record: it has about 130 bytes for each file, so this is
+# enough for 60,000 files.
+MAX_LIST_BYTES = 8 * MIB
 # No file system has a larger file.
 _MAX_BYTES = 2**63 - 1
 
@@ -53,6 +57,21 @@ def read_facts(content: Any, digest: str) -> dict[str, FileFacts]:
         if not isinstance(facts.digest, str):
             raise ValueError(f"{facts.digest!r:.99} is not a digest of {path!r}")
     return files
+
+
+def check_list(content: bytes, count: int) -> bytes:
+    """Return the content of a file with the facts of `count` files; refuse what nobody could read.
+
+    Raises:
+        ConfigError: the content has more than `MAX_LIST_BYTES`.
+    """
+    if len(content) > MAX_LIST_BYTES:
+        raise ConfigError(
+            f"the list of {count} files has {len(content)} bytes, and at most {MAX_LIST_BYTES} are"
+            " accepted: put the files into fewer ones, such as an archive, or shorten what"
+            " describes them"
+        )
+    return content
 
 
 class Digest:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
+from hopsgpu.core.bounded_reads import MAX_RECORD_BYTES, check_size
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, SAFE_MODE, UNREACHABLE, explain
 from hopsgpu.storage.filesystem import BLOCK, FileStatus, FileSystem, empty, read_blocks
@@ -242,20 +243,18 @@ class LakePath:
         reader = self._try("read", lambda: stack.enter_context(self.client.read(self.path)))
         return cast(BinaryIO, io.BufferedReader(_NamedReader(reader, self.url, stack), BLOCK))
 
-    def read(self, max_bytes: int | None = None) -> bytes:
-        """Return the content of the file; more than `max_bytes` is an error of kind "damaged"."""
+    def read(self, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
+        """Return the content of the file; more than `max_bytes` is an error of kind "damaged".
+
+        Another user may have written the file, so there is no read without a bound.
+        """
 
         def attempt() -> bytes:
             with self.client.read(self.path) as file:
-                if max_bytes is None:
-                    return file.readall() or b""
                 return io.BufferedReader(file).read(max_bytes + 1)
 
         content = self._try("read", attempt)
-        if max_bytes is not None and len(content) > max_bytes:
-            raise StoreError(
-                f"{self.url} has more than {max_bytes} bytes, and was not read", DAMAGED
-            )
+        check_size(self.url, len(content), max_bytes)
         return content
 
     def write(self, content: bytes) -> None:

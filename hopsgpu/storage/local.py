@@ -51,7 +51,11 @@ class Local:
         return tuple(statuses)
 
     def read(self, path: str) -> io.FileIO:
-        return io.FileIO(path, "r")
+        file = io.FileIO(path, "r", opener=_open_at_once)
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise OSError(errno.EINVAL, "it is a pipe or a device", path)
+        return file
 
     def blocks(self, path: str) -> Iterator[bytes]:
         with self.read(path) as file:
@@ -118,6 +122,11 @@ def _entry_status(entry: os.DirEntry[str]) -> FileStatus:
             raise
         status = _status(entry.name, link)
     return dataclasses.replace(status, owner=user_name(link.st_uid))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # Another user may have put a pipe there, which would wait for a writer.
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _write_all(file: io.FileIO, block: bytes) -> None:

@@ -209,10 +209,13 @@ def _read_and_check(
     """Read a file and check it; each attempt calls `start_attempt` for a taker of the blocks."""
 
     def attempt(number: int) -> FileFacts:
-        take, digest = start_attempt(), Digest()
+        take, digest, size = start_attempt(), Digest(), 0
         for block in source.client.blocks(source.path):
             _check_stop(stop, source)
             digest.update(block)
+            size += len(block)
+            if size > facts.bytes:
+                break  # Another user may have made the file large enough to fill the disk.
             take(block)
         return digest.facts
 
@@ -230,7 +233,7 @@ def _read_and_check(
     if actual.bytes != facts.bytes:
         raise StoreError(
             f"{source.url} is damaged: size mismatch: expected {facts.bytes} bytes, found"
-            f" {actual.bytes}",
+            f" {'more' if actual.bytes > facts.bytes else actual.bytes}",
             DAMAGED,
         )
     if actual != facts:

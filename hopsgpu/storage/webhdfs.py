@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from hopsgpu.storage.direct_http import direct_session
 from hopsgpu.storage.error_messages import NO_CREDENTIALS, StoreRefusal, refusal
-from hopsgpu.storage.filesystem import BLOCK, FileStatus, SizedReader, read_blocks
+from hopsgpu.storage.filesystem import FileStatus, SizedReader, read_blocks
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.hadoop_tokens import name_services, web_token
 from hopsgpu.storage.identity import PROXY_USER
@@ -195,29 +195,28 @@ class _Reader(SizedReader):
         return len(content)
 
     def read(self, size: int | None = -1) -> bytes:
+        if self._at == 0 and self._size and self._answer is None:
+            # The same request has length and content: another file may have replaced this one.
+            self._size = int(self._connect().headers.get("Content-Length", self._size))
         remaining = max(self._size - self._at, 0)
         wanted = remaining if size is None or size < 0 else min(size, remaining)
         if not wanted:
             return b""
         if self._answer is None:
-            self._answer = _call(lambda: self._client._open(self._path, offset=self._at))
+            self._connect()
         content: bytes = _call(lambda: self._answer.raw.read(wanted))
         if not content:
             raise OSError(f"the connection ended at byte {self._at} of {self._size}")
         self._at += len(content)
         return content
 
-    def readall(self) -> bytes:
-        if self._at == 0 and self._size:
-            # Use one request for length and content: another file may have replaced this one.
-            self._disconnect()
-            self._answer = _call(lambda: self._client._open(self._path, offset=0))
-            self._size = int(self._answer.headers.get("Content-Length", self._size))
-        return b"".join(iter(lambda: self.read(BLOCK), b""))
-
     def close(self) -> None:
         self._disconnect()
         super().close()
+
+    def _connect(self) -> Any:
+        self._answer = _call(lambda: self._client._open(self._path, offset=self._at))
+        return self._answer
 
     def _disconnect(self) -> None:
         if self._answer is not None:

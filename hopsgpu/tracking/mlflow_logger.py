@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hopsgpu.artifacts.runs import RECORD
+from hopsgpu.core.bounded_reads import MAX_RECORD_BYTES
 from hopsgpu.core.metrics import record_name
 from hopsgpu.core.run_record import LARGEST_RECORD, RunRecord, fields_of, parse
 from hopsgpu.errors import StoreError
@@ -216,7 +217,7 @@ def _reports(directory: LakePath, record: RunRecord) -> list[MetricValue]:
 def _lines(file: LakePath) -> Iterator[bytes]:
     if file.exists():
         with file.open() as lines:
-            yield from lines
+            yield from iter(lambda: lines.readline(MAX_RECORD_BYTES), b"")
 
 
 def _log(client: MlflowClient, mlflow_id: str, kind: str, items: Sequence[Any], limit: int) -> None:

@@ -14,8 +14,12 @@ from optuna.storages.journal import BaseJournalBackend
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import DAMAGED, UNSUPPORTED
 from hopsgpu.storage.lake import LakePath
+from hopsgpu.units import MIB
 
-_CHUNK_BYTES = 4 * 2**20
+_CHUNK_BYTES = 4 * MIB
+# A report of a trial takes about 100 bytes: enough for two million reports, which take a gigabyte
+# of the driver's memory.
+_MAX_JOURNAL_BYTES = 256 * MIB
 _OTHER = "is another driver running the same study?"
 
 
@@ -39,7 +43,7 @@ class Journal(BaseJournalBackend):
         self._lock = threading.Lock()
         # Only one thread at a time may append to the file.
         self._following = threading.Lock()
-        content = target.read() if target.exists() else b""
+        content = target.read(_MAX_JOURNAL_BYTES) if target.exists() else b""
         complete_lines = content[: content.rfind(b"\n") + 1]
         # Parsed first, so that a file that is no journal stays unchanged.
         self._unread = deque(_entries(complete_lines, target.url))
@@ -111,7 +115,7 @@ class Journal(BaseJournalBackend):
             if error.kind != UNSUPPORTED:
                 raise
         # At the first write there is no file to read yet.
-        before = self._target.read()[:at] if at else b""
+        before = self._target.read(_MAX_JOURNAL_BYTES)[:at] if at else b""
         self._target.replace(before + content)
         return at + len(content)
 

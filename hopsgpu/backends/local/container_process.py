@@ -15,13 +15,14 @@ from typing import Any
 from hopsgpu.agent.rank_environment import package_path
 from hopsgpu.backends.local import container as container_module
 from hopsgpu.backends.local.container import SHARED, ContainerRequest
+from hopsgpu.core.bounded_reads import read_end
 from hopsgpu.core.wait_reasons import WaitReason, starting_process
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError, HopsGpuError
 
 log = logging.getLogger(__name__)
 
 _LOG = "container.log"
-_LONGEST_LINE = 500
+_LOG_TAIL_BYTES = 500
 _KINDS = {kind.__name__: kind for kind in (CapacityError, ConfigError, DiscoveryError)}
 
 
@@ -105,10 +106,10 @@ class ContainerJob:
             return "its process is still running"
         status = f"signal {-code}" if code < 0 else f"exit code {code}"
         try:
-            text = self._log.read_text(errors="backslashreplace").strip()
+            text = read_end(self._log, _LOG_TAIL_BYTES).strip()
         except OSError:
             text = ""
-        last = text.splitlines()[-1][-_LONGEST_LINE:] if text else ""
+        last = text.splitlines()[-1] if text else ""
         return f"its process on this machine ended with {status}{f' ({last})' if last else ''}"
 
     def _write(self, line: bytes) -> None:

@@ -8,7 +8,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
+from hopsgpu.core.bounded_reads import read_end
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.application_state import ApplicationState
 from hopsgpu.yarn.node_manager import NodeManagers
@@ -73,7 +75,7 @@ class SubmittedApplication:
             HopsGpuError: YARN has not accepted the application; the message has the end of
                 spark-submit's output.
         """
-        with tempfile.TemporaryFile("w+", errors="replace") as log:
+        with tempfile.NamedTemporaryFile() as log:
             # In a session of its own, so that only this process receives a Ctrl-C in the terminal.
             with subprocess.Popen(
                 command,
@@ -88,8 +90,7 @@ class SubmittedApplication:
                 except BaseException:
                     _stop(process)
                     raise
-            log.seek(0)
-            output = _last_lines(log.read())
+            output = _last_lines(read_end(Path(log.name), _LAST_BYTES))
         application = self._manager.find_by_tag(self._tag)
         if code or application is None:
             why = ""
