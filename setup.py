@@ -147,7 +147,7 @@ setup(
     packages=find_packages(include=["hopsgpu", "hopsgpu.*"]),
     package_data={
         "hopsgpu": ["py.typed"],
-        "hopsgpu.devcluster": ["admin_files/*/*"],
+        "hopsgpu.devcluster": ["admin_files/*/*", "HostCheck.java"],
         "hopsgpu.monitoring": ["alerts.yml", "dashboard.json"],
         "hopsgpu.web": ["templates/*", "static/*"],
     },

@@ -24,9 +24,23 @@ from hopsgpu.errors import ConfigError
     show_default=True,
     help="Port to listen on; 0 for any free one.",
 )
+@click.option(
+    "--allow-host",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Another name under which Prometheus reaches the exporter; may be given several times.",
+)
 @click.option("--alerts", is_flag=True, help="Print alert rules for Prometheus, and exit.")
 @click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana, and exit.")
-def exporter(roots: tuple[str, ...], host: str, port: int, alerts: bool, dashboard: bool) -> None:
+def exporter(
+    roots: tuple[str, ...],
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    alerts: bool,
+    dashboard: bool,
+) -> None:
     """Serve metrics of GPUs, waiting gangs and runs to Prometheus, until Ctrl-C.
 
     The exporter asks the ResourceManager and the NodeManagers of HADOOP_CONF_DIR, and reads the
@@ -48,7 +62,7 @@ def exporter(roots: tuple[str, ...], host: str, port: int, alerts: bool, dashboa
     with (
         exit_on_signals(),
         contextlib.suppress(KeyboardInterrupt),
-        serving(monitor, host, port) as url,
+        serving(monitor, host, port, names) as url,
     ):
         click.echo(f"serving {url} until Ctrl-C")
         threading.Event().wait()

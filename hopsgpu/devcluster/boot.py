@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from hopsgpu.devcluster.certificates import Certificates
 from hopsgpu.devcluster.config_files import container_environ
@@ -91,12 +92,18 @@ class DaemonStarter:
     """
 
     def __init__(
-        self, layout: ClusterLayout, state: ClusterState, jars: DaemonJars, wait: StartupWait
+        self,
+        layout: ClusterLayout,
+        state: ClusterState,
+        jars: DaemonJars,
+        host_check: Path,
+        wait: StartupWait,
     ) -> None:
         self.layout = layout
         self.state = state
         self.wait = wait
         self._jars = jars
+        self._host_check = host_check
         self._realm = realm_of(layout, state.spec)
         self.started: dict[str, float] = {}
 
@@ -195,7 +202,7 @@ class DaemonStarter:
     def _command(self, daemon: str, main: str, *, has_options: bool = True) -> list[str]:
         conf = self.layout.conf(daemon)
         spec = self.state.spec
-        path = f"{conf}:{self._jars.class_path}"
+        path = f"{conf}:{self._host_check}:{self._jars.class_path}"
         if spec.https:
             path = f"{Certificates(self.layout.certificates).daemon_conf}:{path}"
         conf_file = [str(self.layout.zookeeper_conf)] if daemon == ZOOKEEPER else []

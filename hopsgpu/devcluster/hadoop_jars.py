@@ -88,6 +88,11 @@ class DaemonJars:
     extra: Path | None
 
     @property
+    def is_minicluster(self) -> bool:
+        """Whether the daemons are those of the minicluster package, with renamed dependencies."""
+        return self.extra is not None
+
+    @property
     def class_path(self) -> str:
         # The directory, for its `webapps`, precedes the jar that contains these too.
         path = f"{self.directory}:{self.directory}/*"

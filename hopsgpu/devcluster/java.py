@@ -36,12 +36,17 @@ class Java:
     def binary(self) -> Path:
         return self.home / "bin" / "java"
 
+    @property
+    def compiler(self) -> Path:
+        """A JDK has this file, a JRE does not."""
+        return self.home / "bin" / "javac"
+
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """Return the first accepted Java of JAVA_HOME and the PATH.
+    """Return the first accepted JDK of JAVA_HOME and the PATH.
 
     Raises:
-        ClusterError: neither is a Java 17 or 21; the message lists the versions found, and says
+        ClusterError: neither is a JDK 17 or 21; the message lists the versions found, and says
             what to install.
     """
     environ = os.environ if environ is None else environ
@@ -52,6 +57,8 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
             seen.append(f"{origin} has no working java ({binary})")
         elif java.version not in ACCEPTED:
             seen.append(f"{origin} has Java {java.version} ({java.home})")
+        elif not java.compiler.is_file():
+            seen.append(f"{origin} has a Java {java.version} without javac ({java.home})")
         else:
             return java
     versions = "; ".join(seen) or "JAVA_HOME is not set and there is no java on the PATH"

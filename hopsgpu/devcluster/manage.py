@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import shlex
 import shutil
 import sys
@@ -17,8 +19,10 @@ from hopsgpu.devcluster.class_archive import archive_of, make_archive
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf, parse_conf, read_conf
 from hopsgpu.devcluster.daemons import members, stop
 from hopsgpu.devcluster.hadoop_jars import daemon_jars, hadoop_version, pyspark_home
+from hopsgpu.devcluster.host_check import compile_host_check
 from hopsgpu.devcluster.java import find_java
 from hopsgpu.devcluster.layout import DATANODE, KDC, MASTER, NAMENODES, ZOOKEEPER, ClusterLayout
+from hopsgpu.devcluster.local_users import other_login_users, warn_of_users
 from hopsgpu.devcluster.node_gpus import plan_gpus
 from hopsgpu.devcluster.ports import held_ports, port_names
 from hopsgpu.devcluster.readiness import wait_ready
@@ -155,6 +159,8 @@ def up(
             f"realm {REALM} with the users {' and '.join(USERS)}; then"
             f" kinit -kt {realm.keytab(USERS[0])} {USERS[0]}"
         )
+    elif people := other_login_users(pwd.getpwall(), os.getuid()):
+        say(warn_of_users(people, config_files.user_name()))
     return info
 
 
@@ -180,6 +186,7 @@ def _start(
         needs_zookeeper=needs_zookeeper,
         timeout=wait.seconds_left,
     )
+    host_check = compile_host_check(java, jars, layout.logs / "host-check.log")
     gpus = plan_gpus(layout.root, spec.nodes, spec.gpus_per_node)
     say(f"GPUs: {spec.nodes} × {spec.gpus_per_node}, {gpus.source}")
     recorded = before.processes if before else {}
@@ -199,7 +206,7 @@ def _start(
         config_files.write_conf(layout, state, gpus)
         for daemon in missing:
             say(f"{daemon}: log {layout.log(daemon)}")
-        starter = boot.DaemonStarter(layout, state, jars, wait)
+        starter = boot.DaemonStarter(layout, state, jars, host_check, wait)
         boot.start_all(starter, missing)
         wait_ready(wait, layout, starter.state, config_files.user_name(), starter.started)
     return starter.state

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from hopsgpu.devcluster.config import ClusterSpec, Properties
 from hopsgpu.devcluster.daemons import last_lines, run_logged
+from hopsgpu.devcluster.host_check import INITIALIZER
 from hopsgpu.devcluster.layout import MASTER, MAX_NODES, ClusterLayout, address_of, node_names
 from hopsgpu.devcluster.state import write
 from hopsgpu.errors import ClusterError
@@ -247,7 +248,7 @@ def core_site(realm: Realm, spec: ClusterSpec) -> Properties:
             f"{web}.kerberos.principal": "*",
             f"{web}.kerberos.keytab": str(realm.keytab(_WEB)),
             f"{web}.signature.secret.file": str(realm.signature_secret),
-            "hadoop.http.filter.initializers": "org.apache.hadoop.security"
+            "hadoop.http.filter.initializers": f"{INITIALIZER},org.apache.hadoop.security"
             ".AuthenticationFilterInitializer",
         }
     return properties

@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 from hopsgpu.devcluster import admin
 from hopsgpu.devcluster.class_archive import ClassArchive
 from hopsgpu.devcluster.config import ClusterSpec, Properties
+from hopsgpu.devcluster.host_check import DATANODE_HANDLER, INITIALIZER
 from hopsgpu.devcluster.java import QUICK
 from hopsgpu.devcluster.layout import MASTER, ClusterLayout, address_of, node_names
 from hopsgpu.devcluster.node_gpus import GpuPlan
@@ -33,6 +34,9 @@ _PREEMPTION: Mapping[str, str] = {
     # Containers are not preempted for applications of the same queue.
     f"{_MONITOR}.intra-queue-preemption.enabled": "false",
 }
+# Hadoop's defaults.
+_STATIC_USER = "org.apache.hadoop.http.lib.StaticUserWebFilter"
+_CSRF_HANDLER = "org.apache.hadoop.hdfs.server.datanode.web.RestCsrfPreventionFilterHandler"
 _GIB_PER_GPU, _GIB_BESIDE, _CORES_BESIDE = 6, 4, 5
 # Threads that answer the calls to one port. An idle thread wakes up every second: with the default
 # of 50, these wake-ups are most of an idle ResourceManager's load.
@@ -65,8 +69,10 @@ def core_site(layout: ClusterLayout, spec: ClusterSpec, ports: Ports, user: str)
         "hadoop.tmp.dir": str(layout.scratch),
         "hadoop.security.authentication": "simple",
         "hadoop.http.staticuser.user": user,
-        # hopsgpu reads the nodes' names there; otherwise only the cluster's JVMs know the names.
+        # hopsgpu and the check of the Host header read the nodes' names there; otherwise only the
+        # cluster's JVMs know the names.
         "hopsgpu.hosts": str(layout.hosts),
+        "hadoop.http.filter.initializers": f"{INITIALIZER},{_STATIC_USER}",
     }
 
 
@@ -95,6 +101,7 @@ def hdfs_site(layout: ClusterLayout, spec: ClusterSpec, ports: Ports) -> Propert
         "dfs.datanode.data.dir": str(layout.data),
         # An address: clients other than JVMs do not know the private host names.
         "dfs.datanode.hostname": MASTER,
+        "dfs.datanode.httpserver.filter.handlers": f"{DATANODE_HANDLER},{_CSRF_HANDLER}",
         "dfs.datanode.address": f"{MASTER}:{ports['datanode.data']}",
         "dfs.datanode.ipc.address": f"{MASTER}:{ports['datanode.ipc']}",
         f"dfs.datanode.{web}.address": f"{MASTER}:{ports['datanode.web']}",

@@ -6,11 +6,14 @@ import contextlib
 import importlib.resources
 import importlib.util
 import logging
+import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+from wsgiref.simple_server import WSGIRequestHandler
 
+from hopsgpu.core.host_header import is_host_of_server
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.monitoring.families import families
 from hopsgpu.monitoring.observation import Look
@@ -20,8 +23,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
 # Several Prometheus servers that poll at the same time share an observation.
 _FRESH_SECONDS = 1.0
+# A connection that sends nothing has a thread until then.
+_SILENT_SECONDS = 30.0
+_REFUSAL = b"""The exporter has no such host name. If it is meant to be reached under that name,
+start it with --allow-host NAME.
+"""
 ALERTS, DASHBOARD = "alerts.yml", "dashboard.json"
 
 
@@ -50,14 +60,38 @@ class LookCollector:
         yield from families(last)
 
 
+class _Handler(WSGIRequestHandler):
+    timeout = _SILENT_SECONDS
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing: the server's default is a line for each request."""
+
+
+class HostCheck:
+    """A WSGI application that refuses requests whose Host header is not the server's."""
+
+    def __init__(self, app: _WsgiApp, names: Sequence[str]) -> None:
+        self._app = app
+        self._names = names
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        if is_host_of_server(environ.get("HTTP_HOST", ""), self._names):
+            return self._app(environ, start_response)
+        start_response("403 Forbidden", [("Content-Type", "text/plain")])
+        return [_REFUSAL]
+
+
 @contextlib.contextmanager
-def serving(monitor: Looks, host: str, port: int) -> Iterator[str]:
+def serving(monitor: Looks, host: str, port: int, names: Sequence[str] = ()) -> Iterator[str]:
     """Serve the metrics while inside; yield their URL.
 
     The first observation is made before, since counters count from then on.
 
     Args:
         port: port to listen on; 0 for any free one.
+        names: names of this server, beside those of the machine and `host`.
 
     Raises:
         ConfigError: prometheus-client is not installed.
@@ -68,7 +102,7 @@ def serving(monitor: Looks, host: str, port: int) -> Iterator[str]:
             "the exporter needs prometheus-client, which is not installed here: pip install"
             " 'hopsgpu[monitoring]'"
         )
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 
     registry, collector = CollectorRegistry(), LookCollector(monitor)
     registry.register(collector)
@@ -79,6 +113,9 @@ def serving(monitor: Looks, host: str, port: int) -> Iterator[str]:
             f"cannot listen on {host} port {port}: {error.strerror or error}; give another --port,"
             " or another address of this machine as --host"
         ) from error
+    server.RequestHandlerClass = _Handler
+    own_names = (host, socket.gethostname(), socket.getfqdn(), *names)
+    server.set_app(HostCheck(make_wsgi_app(registry), own_names))
     try:
         for _ in collector.collect():
             pass

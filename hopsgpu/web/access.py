@@ -8,7 +8,6 @@ others.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import logging
 import secrets
 from collections.abc import Collection
@@ -20,12 +19,13 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hopsgpu.core.host_header import host_of, is_host_of_server
+
 log = logging.getLogger(__name__)
 
 _READING = ("GET", "HEAD")
 _MAX_FIELDS = 20
 _SECRET_BYTES = 32
-_LOCAL = ("localhost", "127.0.0.1", "::1")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
     " connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -83,27 +83,8 @@ class Server:
         return f"hopsgpu-web-{self.port}"
 
     def is_own(self, host: str) -> bool:
-        """Return whether a Host header names this server.
-
-        A name that is resolved to this machine by others does not (DNS rebinding). An address
-        always does: it is no name that anybody could point elsewhere.
-        """
-        name = host_of(host)
-        if name in _LOCAL or name in {accepted.lower() for accepted in self.names}:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return True
-
-
-def host_of(netloc: str) -> str:
-    """Return the host of "host:port", without the brackets of an IPv6 address; "" for none."""
-    try:
-        return urlsplit(f"//{netloc}").hostname or ""
-    except ValueError:
-        return ""
+        """Return whether a Host header names this server."""
+        return is_host_of_server(host, self.names)
 
 
 def is_same(given: str, expected: str) -> bool:

@@ -32,6 +32,10 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     source = (Path(__file__).parent / "fake_java.py").read_text()
     java.write_text(f"#!{sys.executable}\n{source}")
     java.chmod(0o755)
+    # Only the directory of the classes is necessary; the last argument is the source.
+    compiler = java.with_name("javac")
+    compiler.write_text('#!/bin/sh\nfor file; do :; done\nmkdir "${file%/*}/classes"\n')
+    compiler.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     version = hadoop_version(pyspark_home())

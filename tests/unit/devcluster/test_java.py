@@ -19,6 +19,7 @@ def jdk(home: Path, version: str) -> Path:
         f"    java.specification.version = {version}\nX\n"
     )
     binary.chmod(0o755)
+    (home / "bin" / "javac").touch()
     return home
 
 
@@ -55,6 +56,14 @@ def test_a_wrong_version_says_which_and_what_to_install(
     assert str(home) in message
     assert "JDK 17 or 21" in message
     assert "\n" not in message
+
+
+def test_a_jre_is_none_with_which_the_check_of_hosts_can_be_compiled(tmp_path: Path) -> None:
+    jre, home = jdk(tmp_path / "jre", "17"), jdk(tmp_path / "jdk", "17")
+    (jre / "bin" / "javac").unlink()
+    assert find_java({"JAVA_HOME": str(jre), "PATH": f"{home}/bin"}).home == home
+    with pytest.raises(ClusterError, match=r"a Java 17 without javac \(.*/jre\): install a JDK"):
+        find_java({"JAVA_HOME": str(jre), "PATH": ""})
 
 
 def test_no_java_at_all(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from hopsgpu.web.access import Server, field_of, host_of
+from hopsgpu.core.host_header import host_of
+from hopsgpu.web.access import Server, field_of
 from tests.unit.records import put_run
 from tests.unit.web.site import HOST, KNOWN, browser, sources_of
 
