@@ -17,6 +17,7 @@ import fcntl
 import getpass
 import json
 import os
+import pwd
 import re
 import stat
 import time
@@ -67,12 +68,25 @@ def lease_directory(environ: Mapping[str, str]) -> Path:
         if mode & _MODE != _MODE:
             # The sticky bit keeps users from removing each other's locks.
             if os.geteuid() not in (0, status.st_uid):
-                raise LeaseError(
-                    f"{path} belongs to user {status.st_uid} and has mode {mode:o}, but all users"
-                    f" of this node share it: chown root {path}; chmod 1777 {path}"
-                )
+                raise _closed_directory(path, status)
             os.fchmod(directory, _MODE)
     return path
+
+
+def _closed_directory(path: Path, status: os.stat_result) -> LeaseError:
+    return LeaseError(
+        f"{path} belongs to {_describe_owner(status)} and has mode"
+        f" {stat.S_IMODE(status.st_mode):o}, but all users of this node share it: as root, run"
+        f" chown root {path}; chmod 1777 {path}"
+    )
+
+
+def _describe_owner(status: os.stat_result) -> str:
+    try:
+        name = pwd.getpwuid(status.st_uid).pw_name
+    except KeyError:  # in a container, the user may have no name
+        return f"user {status.st_uid}"
+    return f"user {name} ({status.st_uid})"
 
 
 def _directory_path(environ: Mapping[str, str]) -> Path:
@@ -88,16 +102,22 @@ def _directory_path(environ: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def _open_directory(directory: Path) -> Iterator[int]:
-    """Open the directory, and yield its descriptor; raise LeaseError if it is a link or a file.
+    """Open the directory, and yield its descriptor.
 
-    The directory's owner may replace the directory by a link at any time.
+    Raise LeaseError if it is a link or a file, or if its owner keeps other users out. The owner may
+    replace the directory by a link at any time.
     """
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise LeaseError(f"{directory} is not a directory: remove it") from None
-        raise
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.EACCES):
+            raise
+        status = os.lstat(directory)  # may raise an OSError if a directory above is closed
+        if error.errno == errno.EACCES:
+            raise _closed_directory(directory, status) from None
+        raise LeaseError(
+            f"{directory} is not a directory, and belongs to {_describe_owner(status)}: remove it"
+        ) from None
     try:
         yield descriptor
     finally:
@@ -220,15 +240,20 @@ def read_leases(environ: Mapping[str, str]) -> List[GpuLease]:
     """Return the leases of this node; none if there is no directory of leases.
 
     Reading a lease holds its lock for a moment; a process that takes the lease then must retry.
+
+    Raises:
+        LeaseError: the path is not a directory, its owner keeps others out, or it is relative.
     """
     directory = _directory_path(environ)
+    names: List[str] = []
+    with contextlib.suppress(FileNotFoundError), _open_directory(directory) as descriptor:
+        names = sorted(os.listdir(descriptor))  # noqa: PTH208 - a Path has no descriptor
     leases = []
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for path in sorted(directory.iterdir()):
-            address = path.name.replace("_", "/")
-            # The file is not a lease, or we may not read it.
-            with contextlib.suppress(OSError, LeaseError):
-                leases.append(_read_lease(directory / file_name(address), address))
+    for name in names:
+        address = name.replace("_", "/")
+        # The file is not a lease, or we may not read it.
+        with contextlib.suppress(OSError, LeaseError):
+            leases.append(_read_lease(directory / file_name(address), address))
     return leases
 
 
@@ -283,10 +308,22 @@ def _open_or_make(path: Path) -> int:
             try:
                 return _open(path, os.O_RDWR)
             except PermissionError:
-                # A descriptor for reading suffices for flock(2).
-                return _open(path, os.O_RDONLY)
+                return _open_for_reading(path)
         with contextlib.suppress(FileExistsError):  # another process created it first: open it
             return _create(path)
+
+
+def _open_for_reading(path: Path) -> int:
+    """Open another user's file; a descriptor for reading suffices for flock(2)."""
+    try:
+        return _open(path, os.O_RDONLY)
+    except PermissionError:
+        status = os.lstat(path)
+        mode = stat.S_IMODE(status.st_mode)
+        raise LeaseError(
+            f"{path} belongs to {_describe_owner(status)} and has mode {mode:o}, but all users of"
+            f" this node lock it: as root, run chmod 666 {path}"
+        ) from None
 
 
 def _create(path: Path) -> int:
@@ -305,14 +342,19 @@ def _open(path: Path, flags: int) -> int:
             descriptor = os.open(path.name, flags | safely, _FILE_MODE, dir_fd=directory)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise LeaseError(f"{path} is not a file: remove it") from None
+                status = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
+                raise LeaseError(
+                    f"{path} is not a file, and belongs to {_describe_owner(status)}: remove it"
+                ) from None
             raise
     status = os.fstat(descriptor)
     # A file without a name was removed meanwhile; `try_lock` notices that.
     if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
         return descriptor
     os.close(descriptor)
-    raise LeaseError(f"{path} is not a file, or has several hard links: remove it")
+    raise LeaseError(
+        f"{path} of {_describe_owner(status)} is not a file, or has several hard links: remove it"
+    )
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -282,7 +282,7 @@ def test_another_users_files(shared: Path) -> None:
             assert held.take(A)
             assert held.take(B)  # a lock needs no more than to read it
             assert not held.take("GPU-cccc")
-            assert "Permission denied" in held.refused["GPU-cccc"]
+            assert "chmod 666 " in held.refused["GPU-cccc"]
             held.write_owner({"user": "nobody"})
 
     as_user(NOBODY, taken)
