@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import pwd
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -15,11 +16,26 @@ from hopsgpu.errors import ConfigError
 def cache_directory(environ: Mapping[str, str]) -> Path:
     """Return the directory of files that all of a user's clusters and applications share.
 
-    Raise ConfigError if neither the environment nor the user database has the user's home.
+    The files are code that is run, and Kerberos tickets. The directory need not exist.
+
+    Raises:
+        ConfigError: neither the environment nor the user database has the user's home, or the
+            directory belongs to another user, or all users may write there.
     """
     base = environ.get("XDG_CACHE_HOME", "")
     # The XDG specification requires that a relative path is ignored.
-    return (Path(base) if base.startswith("/") else _home(environ) / ".cache") / "hopsgpu"
+    directory = (Path(base) if base.startswith("/") else _home(environ) / ".cache") / "hopsgpu"
+    try:
+        status = directory.stat()
+    except OSError:  # it does not exist, or cannot be used either
+        return directory
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & stat.S_IWOTH:
+        raise ConfigError(
+            f"{directory} belongs to user {status.st_uid} and has the mode"
+            f" {stat.S_IMODE(status.st_mode):o}: others could put code there that you would run."
+            " Set XDG_CACHE_HOME to a directory to which only you may write"
+        )
+    return directory
 
 
 def _home(environ: Mapping[str, str]) -> Path:

@@ -133,7 +133,7 @@ def _recognise_directory(
     files = frozenset(
         _join(home, name) for name in names if any(pattern.fullmatch(name) for pattern in parts)
     )
-    # Whatever it has: it may name another directory, whose model transformers would load instead.
+    # The file may name another directory, whose model transformers would load instead.
     if "adapter_config.json" in names:
         return ModelDirectory(PEFT, home, files)
     config = fields("config.json")

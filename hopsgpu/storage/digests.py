@@ -1,6 +1,6 @@
 """Sizes and digests that identify files; those of an upload are known before its end.
 
-They find damage, not tampering: they lie beside the files, and are not cryptographic.
+The digests find damage, not tampering: each lies beside its file, and none is cryptographic.
 """
 
 from __future__ import annotations

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.machinery
+import json
 import logging
+import os
 import platform
 import sys
 import tempfile
@@ -25,6 +28,8 @@ from hopsgpu.packaging.python_env.inspection import (
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.packing import digest_of_file
 from hopsgpu.packaging.python_env.recipes import Recipe, StoredArchive
+from hopsgpu.storage.hadoop_conf import HadoopConf
+from hopsgpu.storage.identity import hadoop_user, own_name
 from hopsgpu.storage.lake import LakePath
 
 log = logging.getLogger(__name__)
@@ -69,7 +74,7 @@ def url_on_lake(python_env: object, root: LakePath, stop: threading.Event) -> st
     requested = recipe_for(python_env)
     if isinstance(requested, StoredArchive):
         return f"{requested.root}/{python_environments.DIRECTORY}/{requested.key}"
-    return (root / python_environments.DIRECTORY / requested.key(driver_python(), stop)).url
+    return (root / python_environments.DIRECTORY / _key(requested, root, stop)).url
 
 
 def warnings_of(requested: RequestedEnv | None) -> tuple[str, ...]:
@@ -93,7 +98,7 @@ def _find_stored(requested: StoredArchive) -> PythonEnv:
 
 def _find_or_build(recipe: Recipe, root: LakePath, stop: threading.Event) -> PythonEnv:
     driver, began = driver_python(), time.monotonic()
-    key = recipe.key(driver, stop)
+    key = _key(recipe, root, stop)
     description = python_environments.find(root, key)
     if description is None:
         log.info("Python environment %s (%s): built, as the lake has none", key, recipe.name)
@@ -112,6 +117,20 @@ def _find_or_build(recipe: Recipe, root: LakePath, stop: threading.Event) -> Pyt
             time.monotonic() - began,
         )
     return dataclasses.replace(_as_python_env(description, root, key), name=recipe.name)
+
+
+def _key(recipe: Recipe, root: LakePath, stop: threading.Event) -> str:
+    """Return the name of an environment on the lake; each user of a shared root has others.
+
+    An environment of another user is refused, so that equal names would be of no use.
+    """
+    user = (
+        own_name()
+        if root.is_local
+        else hadoop_user(HadoopConf.load_hdfs(os.environ).get, os.environ)
+    )
+    parts = [user, recipe.key(driver_python(), stop)]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _upload(

@@ -29,7 +29,7 @@ class Recipe(abc.ABC):
 
     @abc.abstractmethod
     def key(self, driver: DriverPython, stop: threading.Event) -> str:
-        """Return the environment's name on the lake; equal inputs give equal keys.
+        """Return a digest of the environment's sources; equal inputs give equal keys.
 
         Raises:
             ConfigError: an input cannot be read.
@@ -130,7 +130,7 @@ class StoredArchive:
     Attributes:
         name: its URL, as the user passed it.
         root: URL of the lake's root.
-        key: as `Recipe.key` returns.
+        key: its name on the lake.
     """
 
     name: str
