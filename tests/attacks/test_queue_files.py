@@ -8,10 +8,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hdfs import InsecureClient
 
 from hopsgpu.core import queue_policy
 from hopsgpu.core.queue_policy import (
@@ -39,6 +42,8 @@ from hopsgpu.core.queue_policy import (
     stale_files,
     turn_name,
 )
+from hopsgpu.errors import StoreError
+from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.gang_queue import GangQueueReader, QueueMember, make_queue_dir, queued
 
@@ -405,3 +410,57 @@ def test_a_reader_counts_what_it_ignores(directory: LakePath, member: QueueMembe
     snapshot, _ = queues["default"]
     assert {file.name for file in snapshot.ignored} == {"turn-999999999999", "readme.txt"}
     assert len(snapshot.tickets) == 1 and problems == []
+
+
+# --- the same on HDFS, where ann may not change the files of eve ------------------------------
+
+
+@pytest.fixture
+def web_address(cluster_env: dict[str, str]) -> str:
+    return HadoopConf.load_hdfs(cluster_env).all_values()["dfs.namenode.http-address"]
+
+
+@pytest.fixture
+def of_ann(web_address: str, hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LakePath]:
+    """A queue's directory that the superuser has made, for a client of ann."""
+    base = LakePath(f"{hdfs_url}/tmp/attacks-{uuid.uuid4().hex}")
+    base.make()
+    made = make_queue_dir(base, "blue", "default")
+    with monkeypatch.context() as patch:
+        patch.setenv("HADOOP_USER_NAME", "ann")
+        yield LakePath(f"webhdfs://{web_address}{made.path}").with_client()
+    base.remove()
+
+
+def test_another_users_files_on_hdfs_keep_no_gang_from_its_turn(
+    web_address: str, of_ann: LakePath
+) -> None:
+    eve = InsecureClient(f"http://{web_address}", "eve")
+
+    def put(name: str, seconds_ahead: float = 0.0) -> None:
+        eve.write(f"{of_ann.path}/{name}", b"")
+        if seconds_ahead:
+            dated = int((time.time() + seconds_ahead) * 1000)
+            eve.set_times(f"{of_ann.path}/{name}", modification_time=dated)
+
+    now = int(time.time() * 1000)
+    put("turn-999999999999")
+    put(turn_name(7), 86_400)
+    for generation in (9, 11):
+        put(asking_name(generation, "application_1_0001"))
+    put(ticket(0, filed=now - 9_000_000, bound=Bound.NONE).name, 86_400)
+    put(name_with("size", "99999999999999x1"))
+    put("readme.txt")
+    member = QueueMember(of_ann, application="application_1_0001", executors=1, gpus=1)
+    with queued(member):
+        for generation in (9, 11):
+            assert member.request_turn(Bound.NONE, TAG, (TAG,), [1], False).may_take
+            assert turn_name(generation) in of_ann.names()
+            assert member.renew_turn()
+            member.give_back_turn()
+        assert member.owner == "ann"
+    ((snapshot, _),) = GangQueueReader(of_ann.parent).read()[0].values()
+    assert {file.owner for file in snapshot.ignored} == {"eve"} and len(snapshot.ignored) == 4
+    # The directory is sticky.
+    with pytest.raises(StoreError, match="(?i)permission denied"):
+        (of_ann / "readme.txt").remove()
