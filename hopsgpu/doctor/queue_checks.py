@@ -64,8 +64,9 @@ def check_gang_queue(facts: QueueFacts) -> Check:
         if facts.administrator and directory.owner != facts.administrator
     ]
     if owned:
-        names = join_names(f"{directory.path} belongs to {directory.owner}" for directory in owned)
-        seen = f"{names}: the owner can remove the tickets of other users"
+        users = join_names(dict.fromkeys(directory.owner for directory in owned))
+        paths = join_names(directory.path for directory in owned)
+        seen = f"owned by {users}, who can remove the tickets of other users: {paths}"
         return wrong(NAME, seen, _creation(facts))
     exposed = [
         directory.path

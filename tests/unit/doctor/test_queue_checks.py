@@ -46,7 +46,9 @@ def test_a_directory_of_another_user_is_wrong(at: int) -> None:
     every = [*PARENTS, DEFAULT]
     every[at] = replace(every[at], owner="eve")
     check = check_gang_queue(replace(FACTS, parents=tuple(every[:3]), partitions=(every[3],)))
-    assert check.state == "wrong" and f"{every[at].path} belongs to eve" in check.seen
+    assert check.state == "wrong" and check.seen == (
+        f"owned by eve, who can remove the tickets of other users: {every[at].path}"
+    )
     assert f"chown hdfs {' '.join(one.path for one in every)}" in check.fix
     assert "chmod 755 /tmp/hopsgpu /tmp/hopsgpu/locks /tmp/hopsgpu/locks/blue;" in check.fix
 
