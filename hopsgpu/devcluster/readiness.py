@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root
 from hopsgpu.devcluster import probe
 from hopsgpu.devcluster.config import ClusterSpec
 from hopsgpu.devcluster.daemons import last_lines
@@ -18,7 +19,10 @@ from hopsgpu.devcluster.site_files import GPU_PLUGIN
 from hopsgpu.devcluster.startup_wait import StartupWait
 from hopsgpu.devcluster.state import ClusterState
 from hopsgpu.errors import ClusterError
+from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.units import count_of
+from hopsgpu.yarn.gang_queue import DEFAULT_PARTITION
+from hopsgpu.yarn.resource_manager import web_addresses
 
 log = logging.getLogger(__name__)
 
@@ -98,12 +102,14 @@ def _describe_missing_directories(
     """Create the directories that HDFS users need.
 
     /user is writable for all. On a Kerberized cluster another user could create a user's home
-    first, so the homes are created here and only their owners may read them.
+    first, so the homes are created here and only their owners may read them. The same holds for the
+    directories of the queue of gangs, whose owner could remove all tickets.
     """
     if realm:
         superuser = DAEMON_USERS[0]
         homes = {f"/user/{name}": (0o700, name) for name in USERS}
-        shared = {path: (0o1777, superuser) for path in ("/tmp", "/user")}
+        paths = ("/tmp", "/user", *_gang_queue_paths(layout))
+        shared = {path: (0o1777, superuser) for path in paths}
         error = make_directories(realm, layout.client, state.filesystem, {**shared, **homes})
         log.debug("HDFS's directories: %s", error or "created")
         return error and f"HDFS to create /tmp and /user ({error.splitlines()[-1]})"
@@ -111,6 +117,18 @@ def _describe_missing_directories(
         if error := ask.make_directory(path, user, mode):
             return f"HDFS to create {path} ({error})"
     return ""
+
+
+def _gang_queue_paths(layout: ClusterLayout) -> list[str]:
+    """Return the directories that lead to the queue of gangs, the first one first."""
+    setting = HadoopConf.load({"HADOOP_CONF_DIR": str(layout.client)}).get
+    cluster = cluster_name(setting, web_addresses(setting))
+    directory, names = gang_queue_root(None, setting("fs.defaultFS"), cluster)
+    paths = []
+    for name in (*names, DEFAULT_PARTITION):
+        directory /= name
+        paths.append(directory.path)
+    return paths
 
 
 def describe_unready_nodes(
