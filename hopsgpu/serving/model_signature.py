@@ -140,7 +140,9 @@ def _tensors(entries: Any) -> Iterator[Tensor]:
         name, datatype, shape = entry["name"], entry["datatype"], entry["shape"]
         if not isinstance(name, str) or datatype not in _DATATYPES.values():
             raise ValueError(f"{entry!r:.99} is not a tensor's description")
-        yield Tensor(name, datatype, tuple(map(int, shape)))
+        if not isinstance(shape, list) or any(type(size) is not int for size in shape):
+            raise ValueError(f"{shape!r:.99} is not a shape")
+        yield Tensor(name, datatype, tuple(shape))
 
 
 def _samples_by_name(side: str, value: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from hopsgpu.serving.export import check_copies
 from hopsgpu.serving.export_layout import ExportLayout
 from hopsgpu.serving.onnx_references import FIELDS, referenced_files
 from hopsgpu.storage.digests import Digest
-from tests.served_models import X, bert, onnx
+from tests.served_models import X, bert, onnx, xgboost
 
 SIGNATURE = ({"x": X}, {"y": X})
 Publish = Callable[..., ModelVersion]
@@ -256,6 +256,23 @@ def test_an_export_copies_only_files_of_the_version_to_places_of_their_own(
     layout = ExportLayout(texts, copies, reserved=("settings.json", "it is read"))
     with pytest.raises(ConfigError, match=problem):
         check_copies(layout, {"a", "b"}, "hdfs://nn/models/net/1")
+
+
+@pytest.mark.parametrize("size", ["Infinity", "1e999", "NaN", '"9"', "[]"])
+def test_an_odd_signature_in_a_manifest_is_none(
+    files: Path, publish: Publish, tmp_path: Path, size: str
+) -> None:
+    """A configuration of a server has names and numbers of the publisher's."""
+    xgboost(files)
+    publish()
+    place = tmp_path / "lake" / "models" / "net" / "1" / "manifest.json"
+    content = json.loads(place.read_text())
+    tensor = {"name": 'x" }', "datatype": "FP32", "shape": ["SIZE"]}
+    content["signature"] = {"inputs": [tensor], "outputs": [tensor]}
+    place.write_text(json.dumps(content).replace('"SIZE"', size))
+    version = ModelStore(f"file://{tmp_path}/lake/models").get("net")
+    with pytest.raises(ConfigError, match="has no signature with names, types and shapes"):
+        version.export("triton", out="out")
 
 
 def test_digests_find_damage_and_no_tampering(
