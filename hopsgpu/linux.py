@@ -17,6 +17,9 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
+# linux/falloc.h
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
 # An exec takes milliseconds, unless the program lies on a mount that does not answer.
 _EXEC_SECONDS = 1.0
 # include/linux/sched.h
@@ -60,6 +63,19 @@ def allow_descriptors(number: int) -> None:
         limit = min(limit, hard)
     if soft != resource.RLIM_INFINITY and soft < limit:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def punch_hole(descriptor: int, begin: int, end: int) -> None:
+    """Free the disk space of a part of a file, which then reads as zeros (fallocate(2)).
+
+    Raises:
+        OSError: the file system has no such holes.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    mode = _FALLOC_FL_KEEP_SIZE | _FALLOC_FL_PUNCH_HOLE
+    offset, length = ctypes.c_int64(begin), ctypes.c_int64(end - begin)
+    if libc.fallocate64(descriptor, mode, offset, length) != 0:
+        raise OSError(ctypes.get_errno(), "fallocate")
 
 
 def flush_c() -> None:

@@ -25,7 +25,13 @@ from hopsgpu.agent.rank_environment import (
     rank_environment,
     server_spec,
 )
-from hopsgpu.agent.rank_logs import follow, follow_output, follow_reports, follow_warnings
+from hopsgpu.agent.rank_logs import (
+    OutputCut,
+    follow,
+    follow_output,
+    follow_reports,
+    follow_warnings,
+)
 from hopsgpu.agent.rank_process import RankProcess, RankProcessExit
 from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.unsaved_results import unsaved_results
@@ -65,13 +71,15 @@ _FILES_LOST = "files lost"
 _GPU_FAILED = "gpu failed"
 # Time for a rank to fail with its own traceback before it is killed because of its GPU.
 _BROKEN_SECONDS = 5.0
+# A failed rank whose output takes longer to send is reported as failing.
+_OUTPUT_SECONDS = 1.0
 # Interval of reports of a rank's blocked time.
 _BLOCKED_SECONDS = 5.0
 # A poll of a rank's answer takes a microsecond.
 _ANSWER_SECONDS = 0.01
 
 _Send = Callable[[bytes], Awaitable[None]]
-_Follower = Callable[[Path, asyncio.Event, _Send], Awaitable[None]]
+_Follower = Callable[[Path, asyncio.Event, _Send, OutputCut], Awaitable[int]]
 
 
 @dataclass(frozen=True)
@@ -352,13 +360,16 @@ class RankGroup:
             log.info("%s: a GPU of rank %d can no longer be used", self.run_id, rank.rank)
             loop.call_soon_threadsafe(gpu_broken.set)
 
-        async def follow_or_kill(follower: _Follower, path: Path, send: _Send) -> None:
+        cut = OutputCut(self._message["log_limit"], self._stopping)
+
+        async def follow_or_kill(follower: _Follower, path: Path, send: _Send) -> int:
             try:
-                await follower(path, ended, send)
+                return await follower(path, ended, send, cut)
             except OSError as error:
                 # The rest of the rank's output would be lost.
                 problems.append(error)
                 kill()
+                return 0
 
         async with asyncio.TaskGroup() as following:
             killing = following.create_task(_kill_when(gpu_broken, kill))
@@ -368,18 +379,30 @@ class RankGroup:
             follow_shown = functools.partial(
                 follow_output, should_keep_own=rank.should_show_all_frames
             )
-            for kind, path, follower in (
-                ("output", rank.log, follow_shown),
-                ("record", file, follow),
-                ("reports", file, follow_reports),
-            ):
-                send = functools.partial(self._send_chunk, kind, rank.rank)
-                following.create_task(follow_or_kill(follower, path, send))
+            followers = {
+                kind: following.create_task(
+                    follow_or_kill(
+                        follower, path, functools.partial(self._send_chunk, kind, rank.rank)
+                    )
+                )
+                for kind, path, follower in (
+                    ("output", rank.log, follow_shown),
+                    ("record", file, follow),
+                    ("reports", file, follow_reports),
+                )
+            }
             async with sampling(gpus, append_sample, on_gpu_failure=on_gpu_broken) as seen:
                 rank_exit = await self._wait_exit(rank, kill)
             ended.set()
             was_killed = not killing.cancel()
+            has_returned = rank_exit.outcome.get("status") in SUCCESSFUL
+            is_failing = not has_returned and not rank_exit.was_stopped
+            _, unsent = await asyncio.wait(followers.values(), timeout=_OUTPUT_SECONDS)
+            # Other ranks need not wait until the driver has all output of this one.
+            await self._report_failing(rank.rank, rank_exit, is_due=is_failing and bool(unsent))
         log.debug("%s: rank %d: all its output was sent", self.run_id, rank.rank)
+        if missing := followers["record"].result():
+            await self._warn(f"{missing:,} bytes of the metrics of rank {rank.rank} were not sent")
         for problem in problems[:1]:
             await self._warn(f"the output of rank {rank.rank} is incomplete: {problem}")
         await self._warn_of_unwatched_gpus(seen.problems)
@@ -389,16 +412,18 @@ class RankGroup:
             unsaved = [f"the working directory of rank {rank.rank} could not be read: {error}"]
         for text in unsaved:
             await self._warn(text)
-        has_returned = rank_exit.outcome.get("status") in SUCCESSFUL and not rank_exit.was_stopped
-        if uploads.is_behind and not has_returned and not rank_exit.was_stopped:
-            # Other ranks may wait for this one. The driver can stop them before the upload ends.
-            await self._notify("failing", rank=rank.rank, raised="traceback" in rank_exit.outcome)
+        # Other ranks may wait for this one. The driver can stop them before the upload ends.
+        await self._report_failing(rank.rank, rank_exit, is_due=is_failing and uploads.is_behind)
         # The next attempt starts once all exits are reported, and all its ranks must see the same
         # checkpoints.
         report_saving = functools.partial(self._notify, "saving", rank=rank.rank)
-        await uploads.finish(report_saving, has_returned=has_returned)
+        await uploads.finish(report_saving, has_returned=has_returned and not rank_exit.was_stopped)
         explained = _with_cause(rank_exit, problems, seen.events if was_killed else ())
         await self._report(rank.rank, explained, seen.events)
+
+    async def _report_failing(self, rank: int, rank_exit: RankProcessExit, *, is_due: bool) -> None:
+        if is_due:
+            await self._notify("failing", rank=rank, raised="traceback" in rank_exit.outcome)
 
     async def _report_entry(self, rank: RankProcess, ended: asyncio.Event) -> None:
         if (entered_at := await rank.wait_entry(ended)) is not None:

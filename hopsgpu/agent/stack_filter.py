@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu import tracebacks
+from hopsgpu.core.output_limits import END_BYTES
 
 # ECMA-48 control sequences except colours. Nested bars would move the cursor of the driver.
 _CURSOR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]")
@@ -20,8 +21,6 @@ _CURSOR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]")
 _STACK_MARK = b"(most recent call first)"
 # Bytes to search in one call; a process may write faster than it is read.
 _MAX_SEARCHED = 8 * 2**20
-# Enough for the 100 thread stacks that faulthandler prints at most.
-_END_BYTES = 512 * 1024
 _MAX_LINES = 20
 _MAX_FRAMES = 12
 _MAX_CHARACTERS = 64 * 1024
@@ -134,9 +133,9 @@ class StackSearch:
 
 def end_of(log: Path) -> str:
     with log.open("rb") as file:
-        file.seek(max(log.stat().st_size - _END_BYTES, 0))
+        file.seek(max(log.stat().st_size - END_BYTES, 0))
         # Bounded, because child processes may continue to write.
-        return file.read(_END_BYTES).decode(errors="backslashreplace")
+        return file.read(END_BYTES).decode(errors="backslashreplace")
 
 
 @dataclass(frozen=True)

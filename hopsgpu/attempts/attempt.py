@@ -621,6 +621,6 @@ def open_attempt(
     keys = [container.key for container in allocation.containers]
     with (
         allocation.server.subscribe(call.run_id, keys, call.attempt) as agents,
-        Outputs(world, show) as outputs,
+        Outputs(world, show, log_limit=call.log_limit) as outputs,
     ):
         yield AttemptRunner(allocation, agents, world, call, outputs, listener, cancelled, bounds)

@@ -59,6 +59,7 @@ def run_messages(call: Call, rendezvous: Rendezvous) -> Iterator[RunMessage]:
             "slot": call.slot(key),
             "run_url": call.directory.url,
             "attempt": call.attempt,
+            "log_limit": call.log_limit,
             "memory": spec.memory_per_worker,
             "frameworks": function.foreseen.imports,
             "shared": dict(call.plan.environment),

@@ -14,6 +14,7 @@ from hopsgpu.attempts.outcome import RankEnds
 from hopsgpu.control.channel import Message
 from hopsgpu.core.gang import RankPlacement
 from hopsgpu.core.gpu_idle import IdleBounds
+from hopsgpu.core.output_limits import REST_SECONDS
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class WatchBounds:
     Attributes:
         stop: from the order to stop until ranks are given up: time for SIGTERM, 5 s of grace,
             SIGKILL, and the agents' messages to the driver.
+        rest: more time for the rest of the output, as long as messages arrive.
         alike: after one rank's exception, for others to raise the same exception.
         quiet: without an event after the end of the gang's job, until an agent is presumed lost.
         saving: for the upload of a checkpoint by a rank that has ended.
@@ -30,6 +32,7 @@ class WatchBounds:
     """
 
     stop: float = 15.0
+    rest: float = REST_SECONDS
     alike: float = 0.5
     quiet: float = 2.0
     saving: float = 120.0
@@ -63,6 +66,7 @@ class AttemptWatcher:
         self._overdue_at: float | None = None
         self._failed_at: float | None = None
         self._stop_until: float | None = None
+        self._rest_until = 0.0
         self._quiet_since: float | None = None
         # Ranks that have ended, except that their checkpoints are still uploading, and since when.
         self._saving: dict[int, float] = {}
@@ -99,22 +103,23 @@ class AttemptWatcher:
         ):
             return Step.WAIT
         self._stop_until = now + self._bounds.stop
+        self._rest_until = self._stop_until + self._bounds.rest
         return Step.DUMP_AND_STOP if self.overdue or have_gpus_idled else Step.STOP
 
     def record_message(self, message: Message | None, now: float) -> None:
         """Record that a message of an agent, or the end of its connection (None), has arrived.
 
-        Ranks that are being stopped get more time after a message: much output may still be on its
-        way, and arrives only as fast as it is processed. A rank that has ended but still uploads
-        checkpoints gets two minutes.
+        Ranks that are being stopped get more time after a message, up to a limit: output may still
+        be on its way, and a rank may print faster than its output is processed. A rank that has
+        ended but still uploads checkpoints gets two minutes.
         """
         # The agent of a rank that no signal ends continues to report how long the rank is blocked.
-        extends_wait = message is None or message.kind != "blocked"
+        extends_wait, limit = message is None or message.kind != "blocked", self._rest_until
         if message is not None and message.kind == "saving":
             since = self._saving.setdefault(message["rank"], now)
-            extends_wait = now - since < self._bounds.saving
+            extends_wait, limit = now - since < self._bounds.saving, float("inf")
         if self._stop_until is not None and extends_wait:
-            self._stop_until = now + self._bounds.stop
+            self._stop_until = max(self._stop_until, min(now + self._bounds.stop, limit))
 
     def record_failure(self, now: float, *, has_raised: bool) -> None:
         """Record that a rank is about to end as failed."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hopsgpu.core.output_limits import LOG_LIMIT
 from hopsgpu.core.rank_requirements import DATA
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.packaging.modules import PackedModules
@@ -41,6 +42,7 @@ class Call:
             for a container that is not listed. A run in one slot does not affect other slots.
         memory_share: share of its GPU's memory that a rank may use, in (0, 1); None for all of it.
         script: the only entry of the ranks' `sys.argv`; see `script_name`.
+        log_limit: bytes of each log, of which the beginning and the end are kept.
     """
 
     plan: LaunchPlan
@@ -55,6 +57,7 @@ class Call:
     trial: Trial | None = None
     memory_share: float | None = None
     script: str = ""
+    log_limit: int = LOG_LIMIT
 
     def slot(self, key: int) -> int:
         return self.slots.get(key, 0)

@@ -16,6 +16,7 @@ from hopsgpu.agent.rank_logs import LineSplitter
 from hopsgpu.core.gang import RankPlacement, World
 from hopsgpu.core.gpu_usage import GpuSample
 from hopsgpu.core.metrics import Metrics, record_name
+from hopsgpu.core.output_limits import LOG_LIMIT, cut_note
 from hopsgpu.display.progress import Progress
 from hopsgpu.errors import StoreError
 from hopsgpu.linux import allow_descriptors
@@ -33,14 +34,26 @@ _REWRITE_KINDS = frozenset({DAMAGED, UNSUPPORTED})
 
 
 class OutputSpool:
-    """The whole output of a rank, in a file on the driver's disk.
+    """The output of a rank, in a file on the driver's disk.
 
     The file has no name, so the kernel removes it however the driver ends. The first byte creates
     it. If the disk is full, the recording ends but not the run. One thread writes; another one may
     upload at the same time.
+
+    Once the output exceeds the limit, later output overwrites the oldest bytes of the file's second
+    half. Before the last upload, `_close_ring` puts these in order, behind a note.
+
+    Args:
+        limit: bytes of the file.
+        note: returns the bytes in the place of so many missing ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, limit: int = LOG_LIMIT, note: Callable[[int], bytes] = lambda _count: b"\n"
+    ) -> None:
+        self._half = limit // 2
+        self._note_of = note
+        self.cut = 0
         self._file: IO[bytes] | None = None
         self._last = b"\n"
         self._missing = 0
@@ -58,7 +71,13 @@ class OutputSpool:
 
     @property
     def size(self) -> int:
-        return self._size
+        """The bytes of the file; it had more output if the limit cut some."""
+        return self._size if self.is_in_order else 2 * self._half
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the file has the bytes in their order, without later ones in the place of old."""
+        return self.cut > 0 or self._size <= 2 * self._half
 
     @property
     def is_on_lake(self) -> bool:
@@ -68,7 +87,7 @@ class OutputSpool:
     @property
     def has_grown(self) -> bool:
         """Whether there is output that is not yet on the lake."""
-        return self._size > self._uploaded_bytes
+        return min(self._size, self._half) > self._uploaded_bytes
 
     def write(self, chunk: bytes) -> None:
         unwritten = memoryview(chunk)
@@ -77,12 +96,22 @@ class OutputSpool:
                 # The owner of this spool closes it.
                 self._file = tempfile.TemporaryFile(prefix="hopsgpu-", buffering=0)  # noqa: SIM115
             while self._file is not None and unwritten and not self._problem:
-                unwritten = unwritten[self._file.write(unwritten) :]
+                at, room = self._position()
+                self._file.seek(at)
+                count = self._file.write(unwritten[:room])
+                unwritten = unwritten[count:]
+                self._size += count
         except OSError as error:
             self._problem = str(error)
         self._missing += len(unwritten)
-        self._size += len(chunk) - len(unwritten)
         self._last = chunk[-1:] or self._last
+
+    def _position(self) -> tuple[int, int]:
+        """Return where in the file the next byte belongs, and how many fit there."""
+        if self._size < self._half:
+            return self._size, self._half - self._size
+        at = (self._size - self._half) % self._half
+        return self._half + at, self._half - at
 
     def note(self, text: str) -> None:
         """Append a line from hopsgpu itself."""
@@ -90,19 +119,18 @@ class OutputSpool:
         self.write(f"{before}hopsgpu: {text}\n".encode())
 
     def follow(self, target: LakePath) -> None:
-        """Append the output since the last call to a file on the lake.
+        """Append the output since the last call to a file on the lake, up to half of the limit.
 
         If the lake cannot append, the file is rewritten, unless there is little new output.
 
         Raises:
             StoreError: the lake refused; the next call appends the missing bytes.
         """
-        size = self._size
         if self._is_rewritten:
             self._rewrite(target, _NEW_SHARE)
             return
         try:
-            self._append(target, size)
+            self._append(target, min(self._size, self._half))
         except StoreError as error:
             if error.kind != UNSUPPORTED:
                 raise
@@ -125,6 +153,7 @@ class OutputSpool:
         Raises:
             StoreError: the lake refused, or the driver's disk was full.
         """
+        self._close_ring()
         if self._is_followed:
             self._upload_rest(target)
         elif self._file is None:
@@ -137,6 +166,27 @@ class OutputSpool:
                 f"{target.url} lacks its last {self._missing:,} bytes: the driver could not keep"
                 f" them in its directory of temporary files ({self._problem})"
             )
+
+    def _close_ring(self) -> None:
+        """Put the end of the output in order, behind a note about the bytes before it."""
+        if self._file is None or self.is_in_order:
+            return
+        file, half = self._file.fileno(), self._half
+        cut, oldest = self._size - 2 * half, self._position()[0]
+        note = self._note_of(cut)
+        try:
+            with tempfile.TemporaryFile(prefix="hopsgpu-", buffering=0) as ring:
+                _copy(file, oldest, 2 * half, ring.fileno(), 0)
+                _copy(file, half, oldest, ring.fileno(), 2 * half - oldest)
+                os.pwrite(file, note, half)
+                _copy(ring.fileno(), 0, half, file, half + len(note))
+            self._size = 2 * half + len(note)
+        except OSError as error:
+            os.ftruncate(file, half)
+            self._problem = str(error)
+            self._missing += half
+            self._size = half
+        self.cut = cut
 
     def _upload_rest(self, target: LakePath) -> None:
         """Append the rest, or replace the file if appending is impossible."""
@@ -153,7 +203,7 @@ class OutputSpool:
     def _rewrite(self, target: LakePath, least_new: float) -> None:
         """Replace the file if at least this share of it is new."""
         with self._reading:
-            if self._file is None or self._file.closed:
+            if self._file is None or self._file.closed or not self.is_in_order:
                 return
             path = self._path(self._file)
             size = self._size
@@ -177,13 +227,33 @@ class OutputSpool:
                 self._file.close()
 
 
+def _copy(source: int, begin: int, end: int, target: int, at: int) -> None:
+    """Copy a part of a file to a position in another one.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    while begin < end:
+        count = os.pwrite(target, os.pread(source, min(_CHUNK, end - begin), begin), at)
+        begin, at = begin + count, at + count
+
+
+def _cut_note(limit: int, count: int) -> bytes:
+    return b"\n" + cut_note(count, f"spark.hopsgpu.log.limit is {limit:,} bytes")
+
+
 class RankOutput:
     """One rank's output at the driver."""
 
     def __init__(
-        self, rank: int, host: str, show: Progress, clock: Callable[[], float] = time.monotonic
+        self,
+        rank: int,
+        host: str,
+        show: Progress,
+        clock: Callable[[], float] = time.monotonic,
+        log_limit: int = LOG_LIMIT,
     ) -> None:
-        self.spool = OutputSpool()
+        self.spool = OutputSpool(log_limit, functools.partial(_cut_note, log_limit))
         self._rank = rank
         self._host = host
         self._show = show
@@ -258,14 +328,19 @@ class Outputs:
     """The output of all processes of a gang; removed on exit, unless `take_over` was called."""
 
     def __init__(
-        self, world: World, show: Progress, clock: Callable[[], float] = time.monotonic
+        self,
+        world: World,
+        show: Progress,
+        clock: Callable[[], float] = time.monotonic,
+        log_limit: int = LOG_LIMIT,
     ) -> None:
         self._places: Mapping[int, RankPlacement] = {place.rank: place for place in world.processes}
         self._ranks = {
-            rank: RankOutput(rank, place.container.host, show, clock)
+            rank: RankOutput(rank, place.container.host, show, clock, log_limit)
             for rank, place in self._places.items()
         }
-        self._records = {rank: OutputSpool() for rank in self._places}
+        self._records = {rank: OutputSpool(log_limit) for rank in self._places}
+        self._log_limit = log_limit
         self._metrics = Metrics(self._places)
         self._agents: dict[int, OutputSpool] = {}
         self._should_upload_agent_logs = False
@@ -335,7 +410,13 @@ class Outputs:
 
     def warnings(self, rank: int) -> list[str]:
         """Return warnings about a rank's metrics at its end, above all about an idle GPU."""
-        return self._metrics.warnings(rank, self._places[rank].container.host)
+        warnings = self._metrics.warnings(rank, self._places[rank].container.host)
+        if not self._records[rank].is_in_order:
+            warnings.append(
+                f"{record_name(rank)} has only the first and the last reports of rank {rank}:"
+                f" spark.hopsgpu.log.limit is {self._log_limit:,} bytes"
+            )
+        return warnings
 
     def sizes(self) -> dict[str, int]:
         """Return the bytes so far of each file for the lake."""

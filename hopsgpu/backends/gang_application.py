@@ -21,13 +21,14 @@ from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
 from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.gpu_idle import WARNING_SECONDS
 from hopsgpu.core.gpu_types import parse_markers
+from hopsgpu.core.output_limits import LOG_LIMIT
 from hopsgpu.core.own_log import level_of
 from hopsgpu.core.spec import GangSpec, LaunchPlan
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.load_check import LoadChecks
 from hopsgpu.packaging.modules import Packer
 from hopsgpu.storage.root import choose_root
-from hopsgpu.units import parse_duration, parse_duration_or_off
+from hopsgpu.units import parse_duration, parse_duration_or_off, parse_memory
 
 _INTERVAL_SECONDS = 300.0
 
@@ -208,6 +209,12 @@ class GangApplication(ABC):
         )
 
     @property
+    def log_limit(self) -> int:
+        """Return how many bytes of each rank's log are kept: its beginning and its end."""
+        value = self.option("log.limit")
+        return parse_memory(value, "spark.hopsgpu.log.limit") if value else LOG_LIMIT
+
+    @property
     def log_level(self) -> str | None:
         """Return how much hopsgpu logs, "info" or "debug"; None if nobody has set it."""
         return level_of(self.option("log"))
@@ -222,6 +229,7 @@ class GangApplication(ABC):
         _ = self.ports, self.heartbeat, self.should_retry_user_errors, self.markers
         _ = self.should_keep_data, self.log_level, self.elastic_interval, self.should_give_way
         _ = self.gpu_idle_warning, self.gpu_idle_timeout, self.should_request_without_room
+        _ = self.log_limit
 
     def error_text(self, error: BaseException) -> str:
         """Return the text that a record shows for the error that ended a run; never raise."""

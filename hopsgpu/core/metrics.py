@@ -22,6 +22,8 @@ FILE = "metrics.jsonl"
 _MAX_STEP = 2**63 - 1
 _MAX_NAMES = 1000
 MAX_NAME_LENGTH = 200
+# A character of a name takes up to 12 bytes in JSON, and a number up to 25.
+_MAX_LINE = _MAX_NAMES * (12 * MAX_NAME_LENGTH + 32)
 
 
 def report_line(step: object, metrics: Mapping[str, object], time: float) -> bytes:
@@ -107,7 +109,9 @@ class MetricsChunk:
 
     def add(self, content: bytes) -> None:
         """Add the next bytes of the file of `append`; they may end within a line."""
-        *lines, self._rest = (self._rest + content).split(b"\n")
+        *lines, rest = (self._rest + content).split(b"\n")
+        # The user's code may write to the file too: a longer line is no report.
+        self._rest = rest[-_MAX_LINE:]
         for line in lines:
             try:
                 record = json.loads(line)

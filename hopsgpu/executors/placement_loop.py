@@ -60,6 +60,7 @@ class PlacementLoop(ExecutorLoop):
         self._directory = active.directory()
         # Read once, because Spark takes a millisecond to return it.
         self._interface = active.application.interface
+        self._log_limit = active.application.log_limit
         self._placement = placement
         self._timeout = timeout
         self._python_env = python_env
@@ -173,6 +174,7 @@ class PlacementLoop(ExecutorLoop):
             interface=self._interface,
             python_env=self._python_env,
             script=script_name(),
+            log_limit=self._log_limit,
             **options,
         )
 

@@ -244,6 +244,7 @@ class GangRun(RunBody[GangResult]):
             data=self._shards(ranks),
             python_env=self._python_env,
             script=script_name(),
+            log_limit=self._arguments.application.log_limit,
         )
 
     @property

@@ -44,6 +44,7 @@ from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.subscriptions import Subscription
 from hopsgpu.core import own_log
 from hopsgpu.core.gang import GangExecutor, assign_ranks
+from hopsgpu.core.output_limits import LOG_LIMIT
 from hopsgpu.data.rank_shards import RankShards
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
@@ -162,6 +163,7 @@ class Gang:
             shared=variables,
             frameworks=frameworks,
             call_bytes=len(call),
+            log_limit=LOG_LIMIT,
             modules=named or modules.digest,
             roots=modules.roots,
             ranks=described,

@@ -109,6 +109,16 @@ def test_how_long_gpus_may_idle_until_a_run_ends(given: str, seconds: float | No
     assert application(idle_timeout=given).gpu_idle_timeout == seconds
 
 
+@pytest.mark.parametrize(("given", "limit"), [("", 2**30), ("512m", 2**29)])
+def test_how_much_of_a_log_is_kept(given: str, limit: int) -> None:
+    assert application(**{"log.limit": given}).log_limit == limit
+
+
+def test_the_limit_of_a_log_is_a_size() -> None:
+    with pytest.raises(ConfigError, match="spark.hopsgpu.log.limit='10': must be a memory size"):
+        application(**{"log.limit": "10"}).check_options()
+
+
 @pytest.mark.parametrize("name", ["idle_warning", "idle_timeout"])
 def test_idleness_is_a_duration(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"HOPSGPU_{name.upper()}", "1h")
