@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hopsgpu import tracebacks
+from hopsgpu.terminal_text import printable
 
 
 class HopsGpuError(Exception):
@@ -26,6 +27,10 @@ class HopsGpuError(Exception):
     result: Any = None
     # Tracebacks also hide the frames of libraries that hopsgpu called: the message is complete.
     _hides_library_frames = True
+
+    def __str__(self) -> str:
+        # The message may quote ranks, YARN and files of other users, and is shown in terminals.
+        return printable(super().__str__())
 
     def __init_subclass__(cls) -> None:
         if cls.__module__ == __name__:
@@ -133,10 +138,10 @@ class RankFailed(HopsGpuError):
         self.gpus = gpus
         self.exit_code = exit_code
         self.signal = signal
-        self.traceback = traceback
-        self.log_tail = log_tail
+        self.traceback = None if traceback is None else printable(traceback)
+        self.log_tail = tuple(map(printable, log_tail))
         self.log_url = log_url
-        self.summary = summary or message.partition("\n")[0]
+        self.summary = printable(summary or message.partition("\n")[0])
 
 
 class GpusIdle(RankFailed):

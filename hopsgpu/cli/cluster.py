@@ -13,6 +13,7 @@ import click
 
 from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.lake_root import json_option
+from hopsgpu.cli.output import echo
 from hopsgpu.cli.param_types import Seconds
 from hopsgpu.cli.signals import exit_on_signals
 
@@ -99,7 +100,7 @@ def up(dir_: str | None, **options: Any) -> None:
     }
     with exit_on_signals(), _hint_after_failure(dir_):
         library.up(dir_, **settings, say=click.echo)
-    click.echo(f'to use it in this shell: eval "$(hopsgpu cluster env{_option(dir_)})"')
+    echo(f'to use it in this shell: eval "$(hopsgpu cluster env{_option(dir_)})"')
 
 
 def _option(directory: str | None) -> str:
@@ -118,7 +119,7 @@ def _hint_after_failure(directory: str | None) -> Iterator[None]:
         state = load(ClusterLayout.at(directory))
         if state and state.is_running:
             option = _option(directory)
-            click.echo(
+            echo(
                 f"daemons keep running: `hopsgpu cluster up{option}` continues with them,"
                 f" `hopsgpu cluster down{option}` stops them"
             )
@@ -145,7 +146,7 @@ def status(dir_: str | None, as_json: bool) -> None:
     from hopsgpu import devcluster as library
 
     state = library.status(dir_)
-    click.echo(json.dumps(state.to_json(), indent=2) if as_json else describe(state))
+    echo(json.dumps(state.to_json(), indent=2) if as_json else describe(state))
     sys.exit(0 if state.healthy else 1)
 
 
@@ -155,7 +156,7 @@ def env(dir_: str | None) -> None:
     """Print the variables that a shell needs to use a cluster: eval "$(hopsgpu cluster env)"."""
     from hopsgpu import devcluster as library
 
-    click.echo(exports(library.environment(dir_)))
+    echo(exports(library.environment(dir_)))
 
 
 def exports(environ: Mapping[str, str]) -> str:

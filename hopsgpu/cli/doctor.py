@@ -11,6 +11,7 @@ import click
 
 from hopsgpu.cli.param_types import Seconds
 from hopsgpu.errors import ConfigError
+from hopsgpu.terminal_text import printable
 
 if TYPE_CHECKING:
     from hopsgpu.doctor.report import Check
@@ -68,11 +69,12 @@ def doctor(
 def describe_check(check: Check) -> str:
     """Return a check for people: one line, and more only if there is something to do."""
     state = click.style(check.state.value.ljust(_STATE), fg=_COLOURS[check.state.value], bold=True)
-    lines = [f"{state}{check.name.ljust(_NAME)}{check.seen}"]
+    lines = [f"{state}{check.name.ljust(_NAME)}{printable(check.seen)}"]
     if check.state.value != "ok":
-        lines += [textwrap.indent(detail, " " * (_STATE + 2)) for detail in check.details]
+        details = map(printable, check.details)
+        lines += [textwrap.indent(detail, " " * (_STATE + 2)) for detail in details]
         if check.fix and check.fix not in check.seen:
-            lines.append(f"{' ' * _STATE}{click.style('fix', bold=True)}: {check.fix}")
+            lines.append(f"{' ' * _STATE}{click.style('fix', bold=True)}: {printable(check.fix)}")
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ import threading
 import click
 
 from hopsgpu.cli.lake_root import roots_option, use_keytab
+from hopsgpu.cli.output import echo
 from hopsgpu.cli.signals import exit_on_signals
 from hopsgpu.cli.tables import plain
 from hopsgpu.errors import ConfigError
@@ -55,7 +56,7 @@ def exporter(
     if alerts and dashboard:
         raise ConfigError("--alerts and --dashboard: give one of them")
     if alerts or dashboard:
-        click.echo(file_text(ALERTS if alerts else DASHBOARD), nl=False)
+        echo(file_text(ALERTS if alerts else DASHBOARD), nl=False)
         return
     use_keytab()
     monitor = Monitor(os.environ, lambda: given_roots(roots or None), _tell, use_keytab)
@@ -64,11 +65,11 @@ def exporter(
         contextlib.suppress(KeyboardInterrupt),
         serving(monitor, host, port, names) as url,
     ):
-        click.echo(f"serving {url} until Ctrl-C")
+        echo(f"serving {url} until Ctrl-C")
         threading.Event().wait()
 
 
 def _tell(line: str) -> None:
     # The terminal that started the exporter may be closed.
     with contextlib.suppress(OSError):
-        click.echo(f"hopsgpu: {plain(line, 'utf-8')}", err=True)
+        echo(f"hopsgpu: {plain(line, 'utf-8')}", err=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hopsgpu.cli.output import echo
 from hopsgpu.cli.param_types import Seconds
 from hopsgpu.errors import ConfigError, HopsGpuError
 
@@ -51,7 +52,7 @@ def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
     look = Observer(HadoopConf.load().get, user).observe
     if as_json:
         indent = 2 if seconds is None else None
-        _again(look, seconds, lambda state: click.echo(json.dumps(state.to_json(), indent=indent)))
+        _again(look, seconds, lambda state: echo(json.dumps(state.to_json(), indent=indent)))
         return
     from rich.console import Console
 
@@ -70,7 +71,7 @@ def _again(look: _Look, seconds: float | None, show: Callable[[ClusterGpus], Non
     with contextlib.suppress(KeyboardInterrupt):
         for state in _looks(look, seconds):
             if isinstance(state, HopsGpuError):
-                click.echo(f"hopsgpu: {state}", err=True)
+                echo(f"hopsgpu: {state}", err=True)
             else:
                 show(state)
 

@@ -9,12 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
 from hopsgpu.artifacts.run_logs import LogReader, RankLog, log_sizes, parse_log_name
 from hopsgpu.cli.lake_root import lake_root, root_option
+from hopsgpu.cli.output import TerminalFilter, echo
 from hopsgpu.core.run_record import APPLICATION_ID
 from hopsgpu.errors import ConfigError, StoreError
 
@@ -105,7 +106,7 @@ def _await_run(store: RunStore, reference: str) -> str:
             from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
             manager = ResourceManager(web_addresses(HadoopConf.load().get))
-            click.echo(f"hopsgpu: {reference} has no run yet; waiting for its first one", err=True)
+            echo(f"hopsgpu: {reference} has no run yet; waiting for its first one", err=True)
         if manager.application_state(reference).has_ended:
             # The application may have written the record before it ended.
             return store.find(reference)
@@ -133,7 +134,7 @@ class _LogPrinter:
         if worker is not None:
             self._directory /= f"workers/{worker}"
         self._readers: dict[RankLog, LogReader] = {}
-        self._outs: dict[RankLog, Unchanged | WholeLines] = {}
+        self._outs: dict[RankLog, Sink] = {}
         self._hosts: Mapping[int, str] = {}
         # Why the record could not be read at the last poll.
         self._unread: StoreError | None = None
@@ -155,7 +156,7 @@ class _LogPrinter:
             self._show({log: size})
             self._end()
         if not self._has_shown():
-            click.echo(f"hopsgpu: {self._run_id}: {self._nothing()}", err=True)
+            echo(f"hopsgpu: {self._run_id}: {self._nothing()}", err=True)
 
     def _none(self) -> ConfigError:
         """Return the error if the requested logs do not exist."""
@@ -204,7 +205,7 @@ class _LogPrinter:
                 came_at, is_known = time.monotonic(), True
             elif is_known:
                 is_known = False
-                click.echo(
+                echo(
                     f"hopsgpu: {self._unread}; so it is not known whether the run is active: this"
                     f" command ends once no output has arrived for {LOST_SECONDS:g} s",
                     err=True,
@@ -228,9 +229,7 @@ class _LogPrinter:
                         raise self._none()
                     missing = "" if self._has_shown() else f"; {self._nothing()}"
                     missing = missing if is_complete else "; the end of its logs is missing"
-                    click.echo(
-                        f"hopsgpu: {self._run_id}: {record.state_at(now)}{missing}", err=True
-                    )
+                    echo(f"hopsgpu: {self._run_id}: {record.state_at(now)}{missing}", err=True)
                     return
             # The lake announces no change.
             time.sleep(_POLL_SECONDS)
@@ -276,22 +275,24 @@ class _LogPrinter:
         for log, size in sizes.items():
             if log not in self._readers:
                 if self._readers and log.attempt > max(reader.attempt for reader in self._readers):
-                    click.echo(f"hopsgpu: attempt {log.attempt}", err=True)
+                    echo(f"hopsgpu: attempt {log.attempt}", err=True)
                 self._readers[log] = LogReader(self._directory, log)
                 self._outs[log] = self._out(log)
             for chunk in self._readers[log].read(size):
                 self._outs[log].take(chunk)
         sys.stdout.flush()
 
-    def _out(self, log: RankLog) -> Unchanged | WholeLines:
+    def _out(self, log: RankLog) -> Sink:
         if self._as_json:
-            return WholeLines(lambda line: click.echo(json.dumps(self._as_json_line(log, line))))
+            return WholeLines(lambda line: echo(json.dumps(self._as_json_line(log, line))))
         out = sys.stdout.buffer
+        # Files and pipes get the bytes that the rank wrote.
+        sink = TerminalFilter(out.write) if sys.stdout.isatty() else Unchanged(out.write)
         if len(self._ranks) == 1:
-            return Unchanged(out.write)
+            return sink
         host = self._host(log)
         prefix = f"[rank {log.rank}{'' if host is None else f' {host}'}] ".encode()
-        return WholeLines(lambda line: out.write(prefix + line))
+        return WholeLines(lambda line: sink.take(prefix + line))
 
     def _as_json_line(self, log: RankLog, line: bytes) -> dict[str, object]:
         return {
@@ -326,6 +327,14 @@ class _LogPrinter:
     @staticmethod
     def _logs_in_record(record: RunRecord) -> dict[RankLog, int]:
         return {log: size for name, size in record.logs.items() if (log := parse_log_name(name))}
+
+
+class Sink(Protocol):
+    """Receives a log in chunks, up to its end."""
+
+    def take(self, chunk: bytes, /) -> None: ...
+
+    def end(self) -> None: ...
 
 
 class Unchanged:

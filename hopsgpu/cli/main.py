@@ -17,6 +17,7 @@ from hopsgpu.cli.gpus import gpus
 from hopsgpu.cli.lake_root import unset_hint
 from hopsgpu.cli.logs import logs
 from hopsgpu.cli.model_commands import models
+from hopsgpu.cli.output import echo
 from hopsgpu.cli.run_commands import runs
 from hopsgpu.cli.score import score
 from hopsgpu.cli.submit import submit
@@ -32,7 +33,7 @@ class Main(Commands):
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         if sys.stdout is None:  # the parent process closed it
-            click.echo(
+            echo(
                 "hopsgpu: standard output is closed, and nothing was done: leave it open, or"
                 " redirect it to /dev/null",
                 err=True,
@@ -41,11 +42,11 @@ class Main(Commands):
         try:
             return super().main(args, *rest, **options)
         except HopsGpuError as e:
-            click.echo(f"hopsgpu: {e}", err=True)
+            echo(f"hopsgpu: {e}", err=True)
         except OSError as e:
             if not _is_of_output(e):
                 raise
-            click.echo(f"hopsgpu: standard output cannot be written to: {e.strerror}", err=True)
+            echo(f"hopsgpu: standard output cannot be written to: {e.strerror}", err=True)
             _drop_output()
         sys.exit(1)
 

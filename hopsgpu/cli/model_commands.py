@@ -14,6 +14,7 @@ import click
 from hopsgpu.artifacts.model_listing import model_entry, tags_at, tags_of, version_entry
 from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.lake_root import json_option, lake_root, root_option, unset_hint
+from hopsgpu.cli.output import echo
 from hopsgpu.cli.tables import Fact, Row, TableLayout, headers, show
 from hopsgpu.core.formats import local_time_of, size
 from hopsgpu.errors import ConfigError, StoreError
@@ -49,7 +50,7 @@ def models(context: click.Context, as_json: bool) -> None:
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
         entries = list(pool.map(lambda name: model_entry(store, name), store.list()))
     if as_json:
-        click.echo(json.dumps(entries, indent=2))
+        echo(json.dumps(entries, indent=2))
     elif entries:
         rows: list[Row] = [headers("MODEL", "LATEST", "VERSIONS", "TAGS")]
         for model in entries:
@@ -59,7 +60,7 @@ def models(context: click.Context, as_json: bool) -> None:
         rows += [[(f"{m['name']}: {m['problem']}", "red")] for m in entries if "problem" in m]
         show(rows, _LAYOUT)
     else:
-        click.echo(f"no models in {_url()}{unset_hint()}")
+        echo(f"no models in {_url()}{unset_hint()}")
 
 
 @models.command()
@@ -76,9 +77,9 @@ def versions(name: str, as_json: bool) -> None:
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
         entries = list(pool.map(lambda version: version_entry(version, tags), published))
     if as_json:
-        click.echo(json.dumps(entries, indent=2))
+        echo(json.dumps(entries, indent=2))
         if problem:
-            click.echo(f"hopsgpu: {problem}", err=True)
+            echo(f"hopsgpu: {problem}", err=True)
         return
     rows: list[Row] = [headers("VERSION", "PUBLISHED", "FILES", "SIZE", "TAGS", "RUN", "METRICS")]
     for entry in entries:
@@ -116,9 +117,9 @@ def show_version(name: str, version: str, as_json: bool) -> None:
     tagged = tags_at(tags, model.version)
     if as_json:
         # The present tags: a manifest has the tags of the publication.
-        click.echo(json.dumps({**manifest, "tags": tagged, "url": model.url}, indent=2))
+        echo(json.dumps({**manifest, "tags": tagged, "url": model.url}, indent=2))
         if problem:
-            click.echo(f"hopsgpu: {problem}", err=True)
+            echo(f"hopsgpu: {problem}", err=True)
         return
     rows: list[Row | Fact] = []
     shown = {**manifest, "url": model.url, "tags": ", ".join(tagged) or None}
@@ -246,7 +247,7 @@ def history(name: str, tag: str, as_json: bool) -> None:
     """Show the changes of a tag, the newest first: who, when, from which version to which."""
     changes = _store().history(name, tag)[::-1]
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(change) for change in changes], indent=2))
+        echo(json.dumps([dataclasses.asdict(change) for change in changes], indent=2))
         return
     rows: list[Row] = [headers("TIME", "USER", "ACTION", "FROM", "TO")]
     for change in changes:
@@ -303,14 +304,14 @@ def verify(name: str, version: str, as_json: bool) -> None:
     total = sum(facts["bytes"] for facts in files.values())
     if as_json:
         outcome = {"name": model.name, "version": model.version, "url": model.url}
-        click.echo(json.dumps({**outcome, "files": len(files), "bytes": total}, indent=2))
+        echo(json.dumps({**outcome, "files": len(files), "bytes": total}, indent=2))
         return
     total_text = f"{count_of(len(files), 'file')}, {size(total)}"
-    click.echo(f"{model.name} {model.version} is intact: {total_text}")
+    echo(f"{model.name} {model.version} is intact: {total_text}")
 
 
 def _print_done(outcome: dict[str, Any], text: str, as_json: bool) -> None:
-    click.echo(json.dumps(outcome, indent=2) if as_json else text)
+    echo(json.dumps(outcome, indent=2) if as_json else text)
 
 
 def _store() -> ModelStore:

@@ -12,6 +12,7 @@ import click
 
 from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.lake_root import json_option, lake_root, root_option, unset_hint
+from hopsgpu.cli.output import echo
 from hopsgpu.cli.tables import show
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.units import count_of
@@ -51,14 +52,14 @@ def runs(context: click.Context, limit: int, as_json: bool) -> None:
         store.read(ids), lambda number: store.load(ids[number]), now
     )
     if as_json:
-        click.echo(json.dumps([_json_entry(run, now) for run in stored], indent=2))
+        echo(json.dumps([_json_entry(run, now) for run in stored], indent=2))
     elif stored:
         from hopsgpu.cli.run_tables import LIST_LAYOUT, run_rows
         from hopsgpu.display.run_view import summary_of
 
         show(list(run_rows([summary_of(run, now) for run in stored])), LIST_LAYOUT)
     else:
-        click.echo(f"no runs in {store.url}{unset_hint()}")
+        echo(f"no runs in {store.url}{unset_hint()}")
 
 
 @runs.command("show")
@@ -79,7 +80,7 @@ def show_run(run_id: str, as_json: bool) -> None:
 
         state = StoredRun(run_id, record, report=report).state_at(now)
         yarn = {} if report is None else {"yarn": vars(report)}
-        click.echo(json.dumps({**fields_of(record), "state": state, "url": url, **yarn}, indent=2))
+        echo(json.dumps({**fields_of(record), "state": state, "url": url, **yarn}, indent=2))
         return
     from hopsgpu.cli.run_tables import LAYOUT, run_facts
     from hopsgpu.display.run_view import record_view
@@ -104,7 +105,7 @@ def compare(references: tuple[str, ...], as_json: bool) -> None:
     records = [store.record(store.find(reference)) for reference in references]
     comparison = compare_runs(records, time.time())
     if as_json:
-        click.echo(json.dumps(comparison.as_json(), indent=2))
+        echo(json.dumps(comparison.as_json(), indent=2))
         return
     from hopsgpu.cli.run_tables import comparison_table
 
@@ -126,14 +127,14 @@ def cancel(run_id: str, as_json: bool) -> None:
     for record in _until_ended(store, run_id):
         if record.has_ended:
             if as_json:
-                click.echo(json.dumps({"run_id": run_id, "state": record.state}, indent=2))
+                echo(json.dumps({"run_id": run_id, "state": record.state}, indent=2))
                 return
             by_itself = (
                 ""
                 if record.state == "cancelled"
                 else ": it ended before its driver saw the request"
             )
-            click.echo(f"{run_id} is {record.state}{by_itself}")
+            echo(f"{run_id} is {record.state}{by_itself}")
             return
         record.check_is_running(time.time())
     raise HopsGpuError(
@@ -180,17 +181,17 @@ def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool
         else:
             removed.append(run_id)
             if not as_json:
-                click.echo(run_id)
+                echo(run_id)
             if parts is not None:
-                click.echo(
+                echo(
                     f"hopsgpu: {parts.url} stays: the record of {run_id} names it, but is not your"
                     " own; remove the directory yourself if it has only the parts of this score",
                     err=True,
                 )
     if as_json:
-        click.echo(json.dumps(removed, indent=2))
+        echo(json.dumps(removed, indent=2))
     outcome = "would be removed" if dry_run else "removed"
-    click.echo(f"{count_of(len(removed), 'run')} {outcome}", err=True)
+    echo(f"{count_of(len(removed), 'run')} {outcome}", err=True)
     if problems:
         raise StoreError("\n".join(problems))
 

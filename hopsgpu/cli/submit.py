@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hopsgpu.cli.output import echo
 from hopsgpu.cli.signals import exit_on_signals
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) 
     )
     command = [str(binary.absolute()), *submit_arguments(plan.arguments, defaults, shipped)]
     if manager is None:
-        click.echo(shlex.join(command))
+        echo(shlex.join(command))
     elif plan.mode == "client":
         # spark-submit replaces this process, and so gets its signals and output.
         sys.stdout.flush()
@@ -225,7 +226,7 @@ def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) 
         paths = [queue.path for queue in queues]
         standing = _attend(job, command, with_bytecode(os.environ), manager, paths)
         if job.is_detached:  # a closed output must not end the application
-            click.echo(standing.id)
+            echo(standing.id)
             _say_next_steps(standing.id, plan.properties.get(_ROOT))
         elif not standing.has_succeeded:
             sys.exit(1)
@@ -293,7 +294,7 @@ def _root(properties: Mapping[str, str]) -> LakePath:
 
 
 def _say(text: str) -> None:
-    click.echo(f"hopsgpu: {text}", err=True)
+    echo(f"hopsgpu: {text}", err=True)
 
 
 def _attend(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hopsgpu.cli.lake_root import lake_root, root_option
+from hopsgpu.cli.output import echo
 from hopsgpu.cli.signals import exit_on_signals
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 
@@ -56,7 +57,7 @@ def tensorboard(run_id: str, host: str, port: int) -> None:
     ):
         mirror = Mirror(source, Path(directory))
         if not mirror.update():
-            click.echo(f"{source.url} is empty so far; it is checked every few seconds", err=True)
+            echo(f"{source.url} is empty so far; it is checked every few seconds", err=True)
         with contextlib.suppress(KeyboardInterrupt), _served(directory, host, port) as server:
             _keep_in_step(mirror, server)
 
@@ -88,6 +89,6 @@ def _keep_in_step(mirror: Mirror, server: subprocess.Popen[bytes]) -> None:
             try:
                 mirror.update()
             except StoreError as error:  # the next update may work
-                click.echo(f"hopsgpu: {error}", err=True)
+                echo(f"hopsgpu: {error}", err=True)
         else:
             raise HopsGpuError(f"TensorBoard ended unexpectedly with exit code {code}")

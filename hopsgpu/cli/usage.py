@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from hopsgpu.cli.lake_root import json_option, roots_option, unset_hint, use_keytab
+from hopsgpu.cli.output import echo
 from hopsgpu.cli.tables import Row, TableLayout, headers, plain, show
 from hopsgpu.core.usage_report import DAY, GROUPINGS, NAMES, RUN, USER, numbers_of
 from hopsgpu.errors import ConfigError
@@ -68,22 +69,22 @@ def usage(
     use_keytab()
     usage_found = usage_of(cast("Grouping", by), since, until=until, root=roots or None)
     if as_json:
-        click.echo(json.dumps(_content(usage_found), indent=2))
+        echo(json.dumps(_content(usage_found), indent=2))
     elif as_csv:
-        click.echo(_csv(usage_found), nl=False)
+        echo(_csv(usage_found), nl=False)
     elif usage_found.rows:
         show(list(_table(usage_found)), _LAYOUT)
     else:
-        click.echo(f"no runs from {usage_found.period}{unset_hint()}")
+        echo(f"no runs from {usage_found.period}{unset_hint()}")
     _tell_problems(usage_found.problems)
 
 
 def _tell_problems(problems: tuple[str, ...]) -> None:
     for problem in problems[:_MAX_PROBLEMS]:
         # Directories of other users may have any name.
-        click.echo(f"hopsgpu: not counted: {plain(problem, 'utf-8')}", err=True)
+        echo(f"hopsgpu: not counted: {plain(problem, 'utf-8')}", err=True)
     if (more := len(problems) - _MAX_PROBLEMS) > 0:
-        click.echo(f"hopsgpu: not counted: {more} more; --json lists all of them", err=True)
+        echo(f"hopsgpu: not counted: {more} more; --json lists all of them", err=True)
 
 
 def _content(usage: Usage) -> Mapping[str, Any]:

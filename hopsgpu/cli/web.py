@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from hopsgpu.cli.lake_root import roots_option, use_keytab
+from hopsgpu.cli.output import echo
 
 _PORT = 8420
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -62,4 +63,4 @@ def web(
     options = ServerOptions(host, port, names, certfile, keyfile, plain_http)
     sources = live_sources(roots, os.environ)
     with contextlib.suppress(KeyboardInterrupt):
-        serve(sources, options, lambda url: click.echo(f"The pages are at {url}"))
+        serve(sources, options, lambda url: echo(f"The pages are at {url}"))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable, Mapping, Sequence
+
+from hopsgpu.terminal_text import SEQUENCE
 
 _MAX_LINE = 300
 _MAX_TEXT = 10_000
 _MAX_ROWS = 64
-# Colours and cursor movements.
-_TERMINAL_SEQUENCES = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])"
-)
 _CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top"
 # Notebooks centre tables, and give all columns of a table the same width.
 _TABLE = "border-collapse:collapse;font-size:inherit;color:inherit;margin:2px 0;table-layout:auto"
@@ -33,7 +30,7 @@ def plain_line(text: str, limit: int = _MAX_LINE) -> str:
     # Cut the line first: it may be very long.
     content = text[: 4 * limit]
     if not content.isprintable():
-        content = _TERMINAL_SEQUENCES.sub("", content).expandtabs(4)
+        content = SEQUENCE.sub("", content).expandtabs(4)
         content = "".join(char if char.isprintable() else "?" for char in content)
     return content if len(content) <= limit else f"{content[: limit - 1]}…"
 

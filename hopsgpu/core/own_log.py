@@ -17,6 +17,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from hopsgpu.errors import ConfigError
+from hopsgpu.terminal_text import printable
 
 # The file of agents, and of the placeholders that hold executors until the agents start.
 AGENT_FILE = "hopsgpu-agent.log"
@@ -45,7 +46,7 @@ class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # A closed terminal must not end a run.
         with contextlib.suppress(OSError, ValueError):
-            print(self.format(record), file=sys.stderr, flush=True)
+            print(printable(self.format(record)), file=sys.stderr, flush=True)
 
 
 def level_of(setting: str | None) -> str | None:

@@ -12,6 +12,7 @@ from hopsgpu.core.gang import GangState
 from hopsgpu.display.nonblocking import NonblockingWriter
 from hopsgpu.display.screens import is_in_kernel, is_in_terminal
 from hopsgpu.errors import ConfigError
+from hopsgpu.terminal_text import printable
 
 
 class Status(Protocol):
@@ -130,7 +131,12 @@ class PlainLines(Generic[S, W]):
 
 
 def _encodable(text: str, stream: TextIO) -> str:
-    """Return a text in the stream's encoding: an ASCII terminal must not end a training."""
+    """Return a text in the stream's encoding: an ASCII terminal must not end a training.
+
+    For a terminal, the text has no control characters: ranks may print any.
+    """
+    if getattr(stream, "isatty", bool)():
+        text = printable(text)
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 

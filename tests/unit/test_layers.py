@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hopsgpu"
 
 # From the bottom. A package imports from rows above its own here, never from its own row or below.
 LAYERS = (
-    ("lazy_names", "linux", "tracebacks"),
+    ("lazy_names", "linux", "terminal_text", "tracebacks"),
     ("errors",),
     ("units",),
     ("core",),
@@ -43,7 +43,8 @@ LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 TOP = {PACKAGE / "__init__.py", PACKAGE / "types.py"}
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path not in TOP)
 # At most these lie beside the packages.
-AT_THE_ROOT = {"__init__", "errors", "lazy_names", "linux", "tracebacks", "types", "units"}
+AT_THE_ROOT = {"__init__", "errors", "lazy_names", "linux", "types", "units"}
+AT_THE_ROOT |= {"terminal_text", "tracebacks"}
 
 
 def package_of(path: Path) -> str:

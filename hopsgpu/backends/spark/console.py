@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.display.screens import is_in_terminal, is_taken
+from hopsgpu.terminal_text import printable
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -53,17 +54,19 @@ def pass_on(lines: Iterable[bytes]) -> None:
     Lines that cannot be written are dropped, because the JVM blocks if its output is not read.
     """
     for line in lines:
-        if is_taken() and _is_shown(line):
+        # Spark's messages quote ranks and YARN.
+        text = printable(line.decode(errors="backslashreplace"), should_keep_returns=True)
+        if is_taken() and _is_shown(text):
             continue
         with contextlib.suppress(OSError):
             # Do not use sys.stderr: Python does not wait for this thread at its exit, and would
             # fail if the thread held the stream's lock.
-            os.write(_STDERR, line)
+            os.write(_STDERR, text.encode())
 
 
-def _is_shown(line: bytes) -> bool:
+def _is_shown(text: str) -> bool:
     try:
-        sys.stderr.write(line.decode(errors="backslashreplace"))
+        sys.stderr.write(text)
     except Exception:  # noqa: BLE001 - the line must appear, whatever error a display raises
         return False
     return True
