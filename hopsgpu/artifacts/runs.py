@@ -273,8 +273,8 @@ class RunStore:
     def is_own(self, run_id: str) -> bool:
         """Return whether this process's user owns the record of a run.
 
-        What another user's record names may be any directory of this user. The answer is False on
-        an object store, where files have no owners.
+        Another user's record may name any directory of this user. The answer is False on an object
+        store, where files have no owners.
         """
         owner = (self.directory(run_id) / RECORD).stat().owner
         return owner != "" and owner == self._runs.user()

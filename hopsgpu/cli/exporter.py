@@ -56,7 +56,7 @@ def exporter(
     if alerts and dashboard:
         raise ConfigError("--alerts and --dashboard: give one of them")
     if alerts or dashboard:
-        echo(file_text(ALERTS if alerts else DASHBOARD), nl=False)
+        echo(file_text(ALERTS if alerts else DASHBOARD), has_newline=False)
         return
     use_keytab()
     monitor = Monitor(os.environ, lambda: given_roots(roots or None), _tell, use_keytab)
@@ -72,4 +72,4 @@ def exporter(
 def _tell(line: str) -> None:
     # The terminal that started the exporter may be closed.
     with contextlib.suppress(OSError):
-        echo(f"hopsgpu: {plain(line, 'utf-8')}", err=True)
+        echo(f"hopsgpu: {plain(line, 'utf-8')}", is_error=True)

@@ -71,7 +71,7 @@ def _again(look: _Look, seconds: float | None, show: Callable[[ClusterGpus], Non
     with contextlib.suppress(KeyboardInterrupt):
         for state in _looks(look, seconds):
             if isinstance(state, HopsGpuError):
-                echo(f"hopsgpu: {state}", err=True)
+                echo(f"hopsgpu: {state}", is_error=True)
             else:
                 show(state)
 

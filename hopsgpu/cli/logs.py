@@ -106,7 +106,7 @@ def _await_run(store: RunStore, reference: str) -> str:
             from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
             manager = ResourceManager(web_addresses(HadoopConf.load().get))
-            echo(f"hopsgpu: {reference} has no run yet; waiting for its first one", err=True)
+            echo(f"hopsgpu: {reference} has no run yet; waiting for its first one", is_error=True)
         if manager.application_state(reference).has_ended:
             # The application may have written the record before it ended.
             return store.find(reference)
@@ -156,7 +156,7 @@ class _LogPrinter:
             self._show({log: size})
             self._end()
         if not self._has_shown():
-            echo(f"hopsgpu: {self._run_id}: {self._nothing()}", err=True)
+            echo(f"hopsgpu: {self._run_id}: {self._nothing()}", is_error=True)
 
     def _none(self) -> ConfigError:
         """Return the error if the requested logs do not exist."""
@@ -208,7 +208,7 @@ class _LogPrinter:
                 echo(
                     f"hopsgpu: {self._unread}; so it is not known whether the run is active: this"
                     f" command ends once no output has arrived for {LOST_SECONDS:g} s",
-                    err=True,
+                    is_error=True,
                 )
             elif time.monotonic() - came_at > LOST_SECONDS:
                 self._end()
@@ -229,7 +229,7 @@ class _LogPrinter:
                         raise self._none()
                     missing = "" if self._has_shown() else f"; {self._nothing()}"
                     missing = missing if is_complete else "; the end of its logs is missing"
-                    echo(f"hopsgpu: {self._run_id}: {record.state_at(now)}{missing}", err=True)
+                    echo(f"hopsgpu: {self._run_id}: {record.state_at(now)}{missing}", is_error=True)
                     return
             # The lake announces no change.
             time.sleep(_POLL_SECONDS)
@@ -275,7 +275,7 @@ class _LogPrinter:
         for log, size in sizes.items():
             if log not in self._readers:
                 if self._readers and log.attempt > max(reader.attempt for reader in self._readers):
-                    echo(f"hopsgpu: attempt {log.attempt}", err=True)
+                    echo(f"hopsgpu: attempt {log.attempt}", is_error=True)
                 self._readers[log] = LogReader(self._directory, log)
                 self._outs[log] = self._out(log)
             for chunk in self._readers[log].read(size):

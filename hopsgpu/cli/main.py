@@ -36,17 +36,17 @@ class Main(Commands):
             echo(
                 "hopsgpu: standard output is closed, and nothing was done: leave it open, or"
                 " redirect it to /dev/null",
-                err=True,
+                is_error=True,
             )
             sys.exit(1)
         try:
             return super().main(args, *rest, **options)
         except HopsGpuError as e:
-            echo(f"hopsgpu: {e}", err=True)
+            echo(f"hopsgpu: {e}", is_error=True)
         except OSError as e:
             if not _is_of_output(e):
                 raise
-            echo(f"hopsgpu: standard output cannot be written to: {e.strerror}", err=True)
+            echo(f"hopsgpu: standard output cannot be written to: {e.strerror}", is_error=True)
             _drop_output()
         sys.exit(1)
 

@@ -79,7 +79,7 @@ def versions(name: str, as_json: bool) -> None:
     if as_json:
         echo(json.dumps(entries, indent=2))
         if problem:
-            echo(f"hopsgpu: {problem}", err=True)
+            echo(f"hopsgpu: {problem}", is_error=True)
         return
     rows: list[Row] = [headers("VERSION", "PUBLISHED", "FILES", "SIZE", "TAGS", "RUN", "METRICS")]
     for entry in entries:
@@ -119,7 +119,7 @@ def show_version(name: str, version: str, as_json: bool) -> None:
         # The present tags: a manifest has the tags of the publication.
         echo(json.dumps({**manifest, "tags": tagged, "url": model.url}, indent=2))
         if problem:
-            echo(f"hopsgpu: {problem}", err=True)
+            echo(f"hopsgpu: {problem}", is_error=True)
         return
     rows: list[Row | Fact] = []
     shown = {**manifest, "url": model.url, "tags": ", ".join(tagged) or None}

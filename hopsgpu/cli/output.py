@@ -1,4 +1,4 @@
-"""What commands print: texts of ranks and of other users do not control the terminal."""
+"""Texts that commands print; those of ranks and of other users do not control the terminal."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hopsgpu.terminal_text import OPEN_SEQUENCE, printable
 _MAX_SEQUENCE = 4096
 
 
-def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+def echo(text: str = "", *, is_error: bool = False, has_newline: bool = True) -> None:
     """Print a text without control characters other than newlines and tabs."""
-    click.echo(printable(text), err=err, nl=nl)
+    click.echo(printable(text), err=is_error, nl=has_newline)
 
 
 class TerminalFilter:

@@ -186,12 +186,12 @@ def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool
                 echo(
                     f"hopsgpu: {parts.url} stays: the record of {run_id} names it, but is not your"
                     " own; remove the directory yourself if it has only the parts of this score",
-                    err=True,
+                    is_error=True,
                 )
     if as_json:
         echo(json.dumps(removed, indent=2))
     outcome = "would be removed" if dry_run else "removed"
-    echo(f"{count_of(len(removed), 'run')} {outcome}", err=True)
+    echo(f"{count_of(len(removed), 'run')} {outcome}", is_error=True)
     if problems:
         raise StoreError("\n".join(problems))
 

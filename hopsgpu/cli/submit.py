@@ -294,7 +294,7 @@ def _root(properties: Mapping[str, str]) -> LakePath:
 
 
 def _say(text: str) -> None:
-    echo(f"hopsgpu: {text}", err=True)
+    echo(f"hopsgpu: {text}", is_error=True)
 
 
 def _attend(

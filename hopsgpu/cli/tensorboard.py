@@ -57,7 +57,7 @@ def tensorboard(run_id: str, host: str, port: int) -> None:
     ):
         mirror = Mirror(source, Path(directory))
         if not mirror.update():
-            echo(f"{source.url} is empty so far; it is checked every few seconds", err=True)
+            echo(f"{source.url} is empty so far; it is checked every few seconds", is_error=True)
         with contextlib.suppress(KeyboardInterrupt), _served(directory, host, port) as server:
             _keep_in_step(mirror, server)
 
@@ -89,6 +89,6 @@ def _keep_in_step(mirror: Mirror, server: subprocess.Popen[bytes]) -> None:
             try:
                 mirror.update()
             except StoreError as error:  # the next update may work
-                echo(f"hopsgpu: {error}", err=True)
+                echo(f"hopsgpu: {error}", is_error=True)
         else:
             raise HopsGpuError(f"TensorBoard ended unexpectedly with exit code {code}")

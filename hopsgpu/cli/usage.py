@@ -71,7 +71,7 @@ def usage(
     if as_json:
         echo(json.dumps(_content(usage_found), indent=2))
     elif as_csv:
-        echo(_csv(usage_found), nl=False)
+        echo(_csv(usage_found), has_newline=False)
     elif usage_found.rows:
         show(list(_table(usage_found)), _LAYOUT)
     else:
@@ -82,9 +82,9 @@ def usage(
 def _tell_problems(problems: tuple[str, ...]) -> None:
     for problem in problems[:_MAX_PROBLEMS]:
         # Directories of other users may have any name.
-        echo(f"hopsgpu: not counted: {plain(problem, 'utf-8')}", err=True)
+        echo(f"hopsgpu: not counted: {plain(problem, 'utf-8')}", is_error=True)
     if (more := len(problems) - _MAX_PROBLEMS) > 0:
-        echo(f"hopsgpu: not counted: {more} more; --json lists all of them", err=True)
+        echo(f"hopsgpu: not counted: {more} more; --json lists all of them", is_error=True)
 
 
 def _content(usage: Usage) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
+from hopsgpu.core.redaction import without_secrets
 from hopsgpu.errors import ConfigError
 from hopsgpu.terminal_text import printable
 
@@ -46,7 +47,7 @@ class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # A closed terminal must not end a run.
         with contextlib.suppress(OSError, ValueError):
-            print(printable(self.format(record)), file=sys.stderr, flush=True)
+            print(printable(without_secrets(self.format(record))), file=sys.stderr, flush=True)
 
 
 def level_of(setting: str | None) -> str | None:

@@ -15,6 +15,7 @@ from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.formats import duration
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_use import Points, UsePoint
+from hopsgpu.core.redaction import redact_json, without_secrets
 from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline, WorldReport
 from hopsgpu.core.scores import FailedPart
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest
@@ -362,11 +363,17 @@ def fields_of(record: RunRecord) -> dict[str, Any]:
 def encode(record: RunRecord) -> bytes:
     """Return the content of run.json, at most `LARGEST_RECORD` bytes.
 
-    Entries of long lists are left out until the record fits; `left_out` counts them.
+    Entries of long lists are left out until the record fits; `left_out` counts them. All who may
+    read the run see the record, so its texts have no secrets.
     """
+    # Before the texts are cut: a part of a secret would not be recognised.
+    error = None if record.error is None else without_secrets(record.error)
+    warnings = tuple(map(without_secrets, record.warnings))
+    record = dataclasses.replace(record, error=error, warnings=warnings)
     most = _MAX_LISTED
     while True:
-        content = json.dumps(fields_of(_shorten(record, most)), allow_nan=False).encode()
+        fields = redact_json(fields_of(_shorten(record, most)))
+        content = json.dumps(fields, allow_nan=False).encode()
         if len(content) <= LARGEST_RECORD or most == 1:
             return content
         most //= 2

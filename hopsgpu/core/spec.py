@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from hopsgpu.core import html
 from hopsgpu.core.boundary import public_class
+from hopsgpu.core.redaction import redact
 from hopsgpu.errors import ConfigError
 from hopsgpu.units import MIB, count_of
 
@@ -76,25 +77,8 @@ def check_count(value: object, name: str, least: int) -> None:
         raise ConfigError(f"{name}={value!r}: must be an integer ≥ {least}")
 
 
-_SECRET = re.compile(r"secret|token|passw|pwd|credential|auth|key", re.IGNORECASE)
-_USER = re.compile(r"://[^/?#@\s:]*:[^/?#@\s]*@")
 # Linux accepts 128 KiB for one string of the environment.
 _MAX_VARIABLE = 120 * 1024
-
-
-def redact(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for a record or a screen, without values whose names look secret.
-
-    Users and passwords in URLs of the other values are hidden.
-    """
-    return {
-        name: "(redacted)" if _SECRET.search(name) else without_user(value)
-        for name, value in variables.items()
-    }
-
-
-def without_user(text: str) -> str:
-    return _USER.sub("://(redacted)@", text)
 
 
 PLACEMENTS = (None, "pack", "spread")

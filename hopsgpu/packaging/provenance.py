@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from hopsgpu.core.redaction import REDACTED, redact, without_secrets
 from hopsgpu.core.run_record import CallRecord
-from hopsgpu.core.spec import redact, without_user
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.packaging.pickling import name_of, pickle_code
 
@@ -117,9 +117,7 @@ def _plain_mapping(values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
     }
     hidden = {name for name, value in redact(secret).items() if value}
     return {
-        name: "(redacted)"
-        if name in hidden and value is not None
-        else _plain_value(value, depth - 1)
+        name: REDACTED if name in hidden and value is not None else _plain_value(value, depth - 1)
         for name, value in first_values.items()
     }
 
@@ -133,7 +131,7 @@ def _plain_value(value: Any, depth: int) -> Any:
         # RFC 8259 excludes NaN and infinities.
         return float(value) if math.isfinite(value) else repr(float(value))
     if isinstance(value, (str, PurePath)):
-        return without_user(str(value))[:_MAX_CHARACTERS]
+        return without_secrets(str(value))[:_MAX_CHARACTERS]
     if depth > 0 and isinstance(value, (set, frozenset)) and len(value) <= _MAX_ENTRIES:
         return sorted((_plain_value(item, depth - 1) for item in value), key=repr)
     if depth > 0 and isinstance(value, (list, tuple)):

@@ -15,8 +15,8 @@ from hopsgpu.artifacts.runs import CANCEL
 from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.gpu_use import Points, UsePoint, add_point
+from hopsgpu.core.redaction import redact
 from hopsgpu.core.run_record import EnvironmentRecord, FailureRecord, RankRecord, RunRecord
-from hopsgpu.core.spec import redact
 from hopsgpu.core.wait_reasons import NO_WAIT
 from hopsgpu.core.waits import WaitHistory
 from hopsgpu.errors import StoreError

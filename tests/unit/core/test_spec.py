@@ -15,7 +15,6 @@ from hopsgpu.core.spec import (
     GangSpec,
     GpuRequest,
     LaunchPlan,
-    redact,
     shape_of,
 )
 from hopsgpu.errors import ConfigError
@@ -128,16 +127,6 @@ def test_one_is_counted_as_one() -> None:
     spec = GangSpec("run", workers=1)
     plan = LaunchPlan(spec, 1, 1, shape_of(spec, 1), "q", {}, {})
     assert "run: 1 rank in 1 executor of 1, queue q" in str(plan)
-
-
-def test_redaction() -> None:
-    given = {"DB_URL": "postgres://ann:pw@db/x", "URL": "hdfs://nn:8020/a@b"}
-    assert redact(given) == given | {"DB_URL": "postgres://(redacted)@db/x"}
-    assert redact({"DB_PASSWORD": "x", "MY_SECRET": "y", "MODE": "z"}) == {
-        "DB_PASSWORD": "(redacted)",
-        "MY_SECRET": "(redacted)",
-        "MODE": "z",
-    }
 
 
 def test_a_gang_on_cpus() -> None:
