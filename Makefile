@@ -6,12 +6,28 @@ BIN := $(VENV)/bin
 # Without bytecode each process of thousands would compile what it imports, and each of the tests'
 # workers all tests.
 unexport PYTHONDONTWRITEBYTECODE
-# The versions that were tried together last; empty for the newest that setup.py allows.
+# The versions that were tried together last, with the digests of their files; empty for the newest
+# that setup.py allows.
 CONSTRAINTS := constraints.txt
 PACKAGING := setup.py pyproject.toml $(CONSTRAINTS)
-INSTALL := install --quiet --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS)) --editable
-# Extras whose versions constraints.txt has: what the targets here install, and what users do.
-RESOLVED := dev,libraries,docs,bench,kerberos,all
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# Extras that constraints.txt has: what the targets here install, and what users do; and hopsgpu
+# alone.
+RESOLVED := demo check dev libraries docs bench kerberos gcs azure all
+ALONE := hopsgpu
+# pip checks digests only where every package has some, and an editable one has none: the packages
+# come first. setuptools, which is among them, then installs hopsgpu without a download.
+ifdef CONSTRAINTS
+install = $(SELECT) set=$(1) $(CONSTRAINTS) > $(VENV)/$(1).txt && \
+  $(PIP) --require-hashes --no-deps --requirement $(VENV)/$(1).txt && \
+  $(PIP) --no-deps --no-build-isolation --editable .
+else
+install = $(PIP) --editable '.$(filter-out [$(ALONE)],[$(1)])'
+endif
+# Below each package, a line names the sets that the package is in.
+SELECT := awk '/^[^ \#]/ { entry = "" } { entry = entry $$0 "\n" } \
+  /^ +\# for / && index($$0 " ", " " set " ") { printf "%s", entry; found = 1 } \
+  END { exit !found }'
 NEWEST := .venv-newest
 # Several files at a time; the longest ones first, for the last one runs alone.
 BY_FILE := --dist loadfile --no-loadscope-reorder
@@ -79,12 +95,12 @@ $(VENV)/bin/python: | python
 # A stamp for each set of packages, so that a second run installs nothing.
 $(VENV)/.installed: $(PACKAGING) | $(VENV)/bin/python
 	@echo "installing hopsgpu into $(VENV)"
-	$(BIN)/pip $(INSTALL) .
+	@$(call install,$(ALONE))
 	@touch $@
 
 $(VENV)/.installed-%: $(PACKAGING) | $(VENV)/bin/python
 	@echo "installing hopsgpu and what $* needs into $(VENV): minutes, the first time"
-	$(BIN)/pip $(INSTALL) '.[$*]'
+	@$(call install,$*)
 	@touch $@
 
 install: $(VENV)/.installed
@@ -199,23 +215,11 @@ matrix: java $(ENVIRONMENTS:=/.installed)
 bench: java $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks
 
-# Resolves anew without installing; then run the tests and commit the file.
+# Resolves anew, for all platforms, without installing; then run the tests and commit the file.
 constraints: | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --dry-run --ignore-installed \
-	  --report $(VENV)/resolution.json --editable '.[$(RESOLVED)]'
-	$(BIN)/python -c "$$CONSTRAINTS_OF_REPORT" $(VENV)/resolution.json > constraints.new
+	$(PIP) uv
+	PATH="$(BIN):$$PATH" $(BIN)/python -m tests.constraints $(RESOLVED) > constraints.new
 	mv constraints.new constraints.txt
-
-define CONSTRAINTS_OF_REPORT
-import json, sys
-report = json.load(open(sys.argv[1]))
-print("# Made by make constraints, with Python", report["environment"]["python_version"])
-found = [one["metadata"] for one in report["install"]]
-versions = {one["name"].lower().replace("_", "-"): one["version"] for one in found}
-del versions["hopsgpu"]
-print(*(f"{name}=={versions[name]}" for name in sorted(versions)), sep="\n")
-endef
-export CONSTRAINTS_OF_REPORT
 
 # The newest of all that setup.py allows, in an environment of its own.
 newest: java

@@ -147,7 +147,7 @@ setup(
     packages=find_packages(include=["hopsgpu", "hopsgpu.*"]),
     package_data={
         "hopsgpu": ["py.typed"],
-        "hopsgpu.devcluster": ["admin_files/*/*", "HostCheck.java"],
+        "hopsgpu.devcluster": ["admin_files/*/*", "HostCheck.java", "daemon_jars.sha256"],
         "hopsgpu.monitoring": ["alerts.yml", "dashboard.json"],
         "hopsgpu.web": ["templates/*", "static/*"],
     },

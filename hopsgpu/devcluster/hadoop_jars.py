@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.core.cache_directory import cache_directory
+from hopsgpu.devcluster.jar_digests import check_jars, known_digests
 from hopsgpu.devcluster.java import Java
 from hopsgpu.errors import ClusterError
 
@@ -111,14 +112,14 @@ def daemon_jars(
     """Return the jars of the daemons, downloaded once for each version.
 
     One rename makes the directory appear, so an existing directory is complete. Then neither the
-    network nor the resolver is used.
+    network nor the resolver is used. The digests of the jars are checked in any case.
 
     Args:
         timeout: seconds that a download may take.
 
     Raises:
         ClusterError: the resolver could not download the jars (the message has its output), or not
-            in time.
+            in time, or a jar has another digest than hopsgpu knows.
     """
     is_minicluster = (
         version == hadoop_version(spark)
@@ -131,16 +132,20 @@ def daemon_jars(
         / f"hadoop-daemons-{version}-{f'bc-{_BOUNCY_CASTLE}' if is_minicluster else 'unshaded'}"
     )
     result = DaemonJars(version, directory, spark / "jars" if is_minicluster else None)
-    if directory.is_dir():
-        return result
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    size = 65 if is_minicluster else 95
-    report(f"downloading Hadoop {version}'s daemons (about {size} MB, once) to {directory}")
     packages = [f"{name}:{version}" for name in ((_MINICLUSTER,) if is_minicluster else _DAEMONS)]
     if is_minicluster:
         packages += [
             f"org.bouncycastle:{name}-jdk18on:{_BOUNCY_CASTLE}" for name in _BOUNCY_CASTLE_JARS
         ]
+    digests = known_digests(packages)
+    if directory.is_dir():
+        check_jars(directory, digests, "remove the directory, and `up` downloads its jars again")
+        return result
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    size = 65 if is_minicluster else 95
+    report(f"downloading Hadoop {version}'s daemons (about {size} MB, once) to {directory}")
+    if not digests:
+        report(f"hopsgpu knows no digests of Hadoop {version}'s jars: the repository is trusted")
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetching-") as scratch:
         excluded = _IN_PYSPARK if is_minicluster else _ANNOTATIONS
         webapps = (spark / "jars").glob("hadoop-client-api-*.jar") if is_minicluster else ()
@@ -150,6 +155,7 @@ def daemon_jars(
             raise ClusterError(
                 f"Hadoop {version}'s daemons were not downloaded within {error.timeout:.0f} s"
             ) from error
+        check_jars(jars, digests, "check the repository, or the mirror, that Spark downloads from")
         try:
             jars.rename(directory)
         except OSError:

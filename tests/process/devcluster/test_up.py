@@ -14,13 +14,14 @@ import pytest
 
 from hopsgpu.devcluster import down, up
 from hopsgpu.devcluster.daemons import members
-from hopsgpu.devcluster.hadoop_jars import _BOUNCY_CASTLE, hadoop_version, pyspark_home
 from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.state import load
 from hopsgpu.errors import ClusterError
 from tests.bounds import HANG_SECONDS
 from tests.conftest import as_in_a_terminal, until
 
+# A release whose jars are not known: nothing is in the directory of its jars.
+HADOOP = "3.3.99"
 DAEMONS = ("namenode", "datanode", "resourcemanager", "node1")
 
 
@@ -38,9 +39,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     compiler.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "jdk"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    version = hadoop_version(pyspark_home())
-    for jars in (f"bc-{_BOUNCY_CASTLE}", "unshaded"):
-        (tmp_path / "hopsgpu" / f"hadoop-daemons-{version}-{jars}").mkdir(parents=True)
+    (tmp_path / "hopsgpu" / f"hadoop-daemons-{HADOOP}-unshaded").mkdir(parents=True)
     (tmp_path / "faults").mkdir()
     cluster = tmp_path / "cluster"
     yield cluster
@@ -63,7 +62,7 @@ def pids(directory: Path) -> dict[str, int]:
 def start(directory: Path, timeout: float | None = None) -> tuple[tuple[str, ...], str]:
     """Return the daemons that an `up` started, and what it said."""
     lines: list[str] = []
-    info = up(directory, nodes=1, gpus_per_node=1, timeout=timeout, say=lines.append)
+    info = up(directory, hadoop=HADOOP, nodes=1, gpus_per_node=1, timeout=timeout, say=lines.append)
     return info.started, "\n".join(lines)
 
 
@@ -108,7 +107,7 @@ def test_a_timeout_names_what_is_missing_and_stops_no_daemon(directory: Path) ->
 def test_an_up_continues_after_an_interrupted_one(directory: Path) -> None:
     fault = make_fault(directory, "datanode", "hang")
     argv = [sys.executable, "-m", "hopsgpu.cli.main", "cluster", "up", "--dir", str(directory)]
-    argv += ["--nodes", "1", "--gpus-per-node", "1"]
+    argv += ["--hadoop", HADOOP, "--nodes", "1", "--gpus-per-node", "1"]
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, text=True, preexec_fn=as_in_a_terminal
     ) as first:

@@ -106,8 +106,8 @@ def test_it_has_the_modules_and_the_files_that_they_read(wheel: Path) -> None:
         for file in (ROOT / WEB / directory).iterdir()
     }
     assert f"{WEB}/static/uplot.LICENSE" in pages
-    others = {"hopsgpu/py.typed", "hopsgpu/devcluster/HostCheck.java"}
-    assert found == {*modules, *files, *for_prometheus, *pages, *others}
+    cluster = {f"hopsgpu/devcluster/{name}" for name in ("HostCheck.java", "daemon_jars.sha256")}
+    assert found == {*modules, *files, *for_prometheus, *pages, *cluster, "hopsgpu/py.typed"}
 
 
 def test_metadata_say_what_users_need(wheel: Path) -> None:
