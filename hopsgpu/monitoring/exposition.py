@@ -6,6 +6,7 @@ import contextlib
 import importlib.resources
 import importlib.util
 import logging
+import re
 import socket
 import threading
 import time
@@ -29,6 +30,8 @@ _WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 _FRESH_SECONDS = 1.0
 # A connection that sends nothing has a thread until then.
 _SILENT_SECONDS = 30.0
+# prometheus-client fails if a version in the Accept header is no number.
+_NO_VERSION = re.compile(r"version=(?!\d+(\.\d+)*\s*([;,]|$))")
 _REFUSAL = b"""The exporter has no such host name. If it is meant to be reached under that name,
 start it with --allow-host NAME.
 """
@@ -67,8 +70,11 @@ class _Handler(WSGIRequestHandler):
         """Log nothing: the server's default is a line for each request."""
 
 
-class HostCheck:
-    """A WSGI application that refuses requests whose Host header is not the server's."""
+class RequestCheck:
+    """A WSGI application before another one, which gets only requests that it can answer.
+
+    Requests whose Host header is not the server's are refused.
+    """
 
     def __init__(self, app: _WsgiApp, names: Sequence[str]) -> None:
         self._app = app
@@ -78,6 +84,8 @@ class HostCheck:
         self, environ: dict[str, Any], start_response: Callable[..., Any]
     ) -> Iterable[bytes]:
         if is_host_of_server(environ.get("HTTP_HOST", ""), self._names):
+            if _NO_VERSION.search(environ.get("HTTP_ACCEPT", "")):
+                del environ["HTTP_ACCEPT"]
             return self._app(environ, start_response)
         start_response("403 Forbidden", [("Content-Type", "text/plain")])
         return [_REFUSAL]
@@ -115,7 +123,7 @@ def serving(monitor: Looks, host: str, port: int, names: Sequence[str] = ()) -> 
         ) from error
     server.RequestHandlerClass = _Handler
     own_names = (host, socket.gethostname(), socket.getfqdn(), *names)
-    server.set_app(HostCheck(make_wsgi_app(registry), own_names))
+    server.set_app(RequestCheck(make_wsgi_app(registry), own_names))
     try:
         for _ in collector.collect():
             pass

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING
 from hopsgpu.errors import ConfigError
 
 if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
+
     from hopsgpu.web.page_sources import Sources
 
 log = logging.getLogger(__name__)
@@ -132,28 +135,35 @@ def serve(sources: Sources, options: ServerOptions, on_ready: Callable[[str], No
         secrets = Secrets.fresh()
         has_tls = options.certfile is not None
         server = Server(port, (*own_names, *options.names), options.names, has_tls)
-        config = uvicorn.Config(
-            application(sources, secrets, server),
-            http="h11",
-            ws="none",
-            lifespan="off",
-            loop="asyncio",
-            # A log of requests would contain the token.
-            access_log=False,
-            log_config=None,
-            log_level="warning",
-            server_header=False,
-            # The address of a client is not used, so no proxy's header is trusted.
-            proxy_headers=False,
-            limit_concurrency=_MAX_CONNECTIONS,
-            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
-            timeout_graceful_shutdown=_LAST_SECONDS,
-            ssl_certfile=options.certfile,
-            ssl_keyfile=options.keyfile,
-        )
+        config = uvicorn_config(application(sources, secrets, server), options)
         on_ready(url_of(options.host, port, secrets.token, has_tls=has_tls))
         log.info("serves the pages on %s:%d", options.host, port)
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def uvicorn_config(app: ASGIApp, options: ServerOptions) -> uvicorn.Config:
+    """Return how the server of the pages handles connections."""
+    import uvicorn
+
+    return uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        # A log of requests would contain the token.
+        access_log=False,
+        log_config=None,
+        log_level="warning",
+        server_header=False,
+        # The address of a client is not used, so no proxy's header is trusted.
+        proxy_headers=False,
+        limit_concurrency=_MAX_CONNECTIONS,
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+        timeout_graceful_shutdown=_LAST_SECONDS,
+        ssl_certfile=options.certfile,
+        ssl_keyfile=options.keyfile,
+    )
 
 
 def url_of(host: str, port: int, token: str, *, has_tls: bool) -> str:
