@@ -1,7 +1,7 @@
 """Compares the daemons' jars with the digests that hopsgpu knows.
 
-The list has the jars of the tested releases, as `sha256sum` writes it. Of other releases hopsgpu
-knows no digests: the repository from which Spark's resolver downloads them is trusted.
+The list has the jars of the tested releases, in the form of the program sha256sum. For other
+releases there are no digests, and the repository that Spark's resolver downloads from is trusted.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def check_jars(directory: Path, digests: Mapping[str, str], advice: str) -> None
         return
     for jar in sorted(directory.glob("*.jar")):
         with jar.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         expected = digests.get(jar.name)
         if expected is None:
             raise ClusterError(f"{jar} is none of the jars of this Hadoop: {advice}")
-        if found != expected:
+        if digest != expected:
             raise ClusterError(
-                f"{jar} has the SHA-256 digest {found}, and hopsgpu knows {expected}: {advice}"
+                f"{jar} has the SHA-256 digest {digest}, and hopsgpu knows {expected}: {advice}"
             )

@@ -1,4 +1,4 @@
-"""Who else can log in to this machine, and so reach a cluster on its loopback addresses."""
+"""Finds the other users of this machine, who can reach a cluster on its loopback addresses."""
 
 from __future__ import annotations
 

@@ -163,7 +163,10 @@ class Guard:
         """Return whether a request was sent by a page of this server, as the browser says."""
         if headers.get("sec-fetch-site", "same-origin") != "same-origin":
             return False
-        origin = urlsplit(headers.get("origin", ""))
+        try:
+            origin = urlsplit(headers.get("origin", ""))
+        except ValueError:
+            return False
         if origin.scheme not in ("http", "https"):
             return False
         behind = {name.lower() for name in self._server.proxied}

@@ -135,6 +135,7 @@ def test_a_page_of_the_server_cancels(root: Path) -> None:
         {"Origin": "http://127.0.0.1:9999"},  # another server of this machine
         {"Origin": "http://localhost:8420"},
         {"Origin": "file://127.0.0.1:8420"},
+        {"Origin": "http://[127.0.0.1:8420"},
         {"Origin": HOST, "Sec-Fetch-Site": "cross-site"},
         {"Origin": HOST, "Sec-Fetch-Site": "same-site"},
     ],
