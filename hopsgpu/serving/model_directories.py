@@ -146,6 +146,10 @@ def _recognise_directory(
     configs = sorted(name for name in names if name.endswith("config.json"))
     for name in configs:
         place = _join(home, name)
+        with open_file(place) as file:
+            if len(file.read(MAX_JSON_BYTES + 1)) > MAX_JSON_BYTES:
+                reason = f"has a configuration that is too large to be checked ({place})"
+                break
         if (key := _first_key(fields(name), _is_code_key)) is not None:
             reason = f"names code of its own ({place}: {key})"
             break

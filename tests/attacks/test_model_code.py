@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from hopsgpu.artifacts.models import ModelStore, ModelVersion
 from hopsgpu.cli.main import main
 from hopsgpu.errors import ConfigError
+from hopsgpu.serving.model_directories import MAX_JSON_BYTES
 from hopsgpu.serving.server_files.served_model import ServedModel
 from tests.bounds import HANG_SECONDS
 from tests.served_models import X, bert, onnx, xgboost
@@ -232,6 +233,16 @@ def test_code_that_a_configuration_names_needs_trust(
         with pytest.raises(ConfigError, match="names code of its own"):
             version.export(server, out="out")
     assert not ran.exists() and not Path("out").exists()
+
+
+def test_a_configuration_that_is_too_large_to_be_checked_needs_trust(
+    files: Path, publish: Publish
+) -> None:
+    bert(files)
+    tokenizer = {"filler": " " * MAX_JSON_BYTES, "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (files / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match="too large to be checked .tokenizer_config.json"):
+        publish().load()
 
 
 def test_types_of_skops_are_trusted_by_name(files: Path, publish: Publish, ran: Path) -> None:
