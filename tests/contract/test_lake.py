@@ -161,7 +161,7 @@ def test_a_local_file_takes_the_place_of_another_whole(lake: LakePath, tmp_path:
     source.write_bytes(b"new" * 1_000_000)
     (lake / "record").write(b"old")
     (lake / "record").replace_with(source)
-    assert (lake / "record").read() == b"new" * 1_000_000
+    assert (lake / "record").read(2**22) == b"new" * 1_000_000
     assert lake.names() == ("record",)
 
 

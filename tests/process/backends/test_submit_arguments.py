@@ -37,9 +37,8 @@ from hopsgpu.cli.main import main
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.gpu.script_archive import ALIAS
 from hopsgpu.packaging.modules import SHIPPED_MODULES_DIR, import_roots, pack_modules
-from hopsgpu.packaging.python_env.builder import driver_python, ensure_built
+from hopsgpu.packaging.python_env.builder import ensure_built, url_on_lake
 from hopsgpu.packaging.python_env.kinds import recipe_for
-from hopsgpu.packaging.python_env.recipes import Packages
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.application_state import ApplicationState, application_state_of
 from hopsgpu.yarn.node_manager import NodeManagers
@@ -485,9 +484,7 @@ def test_packages_are_named_by_the_option(
     ran = CliRunner().invoke(main, ["submit", "--dry-run", *given])
     assert ran.exit_code == 0, ran.output
     url = conf_of(shlex.split(ran.stdout))[PYTHON_ENV]
-    wanted = recipe_for(name.split(", "))
-    assert isinstance(wanted, Packages)
-    assert url == f"{lake}/environments/{wanted.key(driver_python(), threading.Event())}"
+    assert url == url_on_lake(name.split(", "), LakePath(lake), threading.Event())
     assert f"--dry-run does not create the Python environment ({name})" in ran.stderr
     assert url in ran.stderr
 
