@@ -113,7 +113,7 @@ def test_it_is_made_once_and_those_before_it_go(
     assert first.file.read_bytes() == b"archive"
     assert (
         tmp_path / "called"
-    ).read_text() == "-m hopsgpu.backends.spark.class_data hdfs://here/tmp/classes\n"
+    ).read_text() == "-P -m hopsgpu.backends.spark.class_data hdfs://here/tmp/classes\n"
     assert made(first, tmp_path, FAILS, monkeypatch) == []
     (spark / "jars" / "b.jar").write_bytes(b"b")
     second = found(java, spark)
