@@ -113,7 +113,7 @@ def test_a_large_file_is_written_in_parts(
     (tmp_path / "source").write_bytes(content)
     (lake / "file").upload(tmp_path / "source")
     (lake / "file").download(tmp_path / "copy")
-    assert (tmp_path / "copy").read_bytes() == (lake / "file").read() == content
+    assert (tmp_path / "copy").read_bytes() == (lake / "file").read(2**28) == content
 
 
 def test_a_write_that_ends_early_leaves_nothing(
