@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-# What a terminal acts on: colours and cursor movements (CSI); titles, links and the clipboard (OSC)
-# and other strings, which may have no end; and short sequences. Each also has a form of 8 bits.
+# Sequences that a terminal acts on: colours and cursor movements (CSI); titles, links and the
+# clipboard (OSC) and other strings, which may have no end; and short sequences. Each also has a
+# form of 8 bits.
 SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
     r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\n\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"

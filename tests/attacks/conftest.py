@@ -18,3 +18,10 @@ def shared_dir() -> Iterator[Path]:
     directory.chmod(0o1777)
     yield directory
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    directory = tmp_path / "files"
+    directory.mkdir()
+    return directory

@@ -21,6 +21,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.serving.model_directories import MAX_JSON_BYTES
 from hopsgpu.serving.server_files.served_model import ServedModel
 from tests.bounds import HANG_SECONDS
+from tests.contract.test_model_loading import Planted
 from tests.served_models import X, bert, onnx, xgboost
 
 SIGNATURE = ({"x": X}, {"y": X[:, :2]})
@@ -33,23 +34,6 @@ for name in sys.argv[2:]:
     print(importlib.import_module(name).__file__)
 """
 Publish = Callable[..., ModelVersion]
-
-
-class Planted:
-    """An object that says, by a directory, that it was unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return os.mkdir, (str(self.marker),)
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Path:
-    directory = tmp_path / "files"
-    directory.mkdir()
-    return directory
 
 
 @pytest.fixture

@@ -30,13 +30,6 @@ PLACES = ("initializer", "constant", "branch", "function", "sparse", "list", "tr
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
-    directory = tmp_path / "files"
-    directory.mkdir()
-    return directory
-
-
-@pytest.fixture
 def publish(tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
     monkeypatch.setenv("HOPSGPU_ROOT", f"file://{tmp_path}/lake")
     monkeypatch.chdir(tmp_path)
