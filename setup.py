@@ -18,6 +18,8 @@ RUNTIME = [
     # PyArrow 26 takes no older one, and does not say so to pip.
     "numpy>=2.0,<3",
     "nvidia-ml-py>=12.535,<14",
+    # Reads the .gitignore of a working directory as git does.
+    "pathspec>=0.12,<2",
     # Before 23 old timestamps that are stored as INT96 are read wrong.
     "pyarrow>=23,<27",
     "pyyaml>=6.0.1,<7",

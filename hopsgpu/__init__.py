@@ -21,6 +21,7 @@ from hopsgpu.errors import (
     GpusIdle,
     HopsGpuError,
     RankFailed,
+    RunTimeout,
     StoreError,
 )
 from hopsgpu.lazy_names import loader_of
@@ -83,6 +84,7 @@ __all__ = [
     "ModelVersion",
     "RankFailed",
     "Run",
+    "RunTimeout",
     "StoreError",
     "Trial",
     "ablate",

@@ -144,6 +144,10 @@ class RankFailed(HopsGpuError):
         self.summary = printable(summary or message.partition("\n")[0])
 
 
+class RunTimeout(RankFailed):
+    """Ranks that had not returned within `run_timeout`; all ranks were stopped."""
+
+
 class GpusIdle(RankFailed):
     """All GPUs of a gang idled for `gpu_idle_timeout` while its function ran, which ended the run.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hopsgpu.agent.daemon_client import DaemonClient
+from hopsgpu.agent.kept_mirror import KeptMirror
 from hopsgpu.agent.oom_kills import oom_kills
 from hopsgpu.agent.rank_environment import (
     ServerSpec,
@@ -33,6 +34,7 @@ from hopsgpu.agent.rank_logs import (
     follow_warnings,
 )
 from hopsgpu.agent.rank_process import RankProcess, RankProcessExit
+from hopsgpu.agent.script_files import ScriptFiles
 from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.unsaved_results import unsaved_results
 from hopsgpu.agent.uploader import RankUploads
@@ -41,7 +43,7 @@ from hopsgpu.control.channel import Channel, Message
 from hopsgpu.core import metrics
 from hopsgpu.core.gpu_losses import RankLosses
 from hopsgpu.core.gpu_usage import GpuSample
-from hopsgpu.errors import StoreError
+from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.frameworks import accelerate
 from hopsgpu.frameworks.proxies import direct_environment
 from hopsgpu.gpu.container_gpus import read_container_gpus
@@ -110,6 +112,8 @@ class RankGroup:
         self._directory = Path("hopsgpu", name).resolve()
         self._daemon: DaemonClient | None = None
         self._ranks: dict[int, RankProcess] = {}
+        fields = message.fields.get("script")
+        self._script = None if fields is None else ScriptFiles.parse(fields, message.payload)
         # Ranks whose exits were reported, or are about to be.
         self._ended: set[int] = set()
         self._has_failed = False
@@ -135,32 +139,72 @@ class RankGroup:
         call, *shards = _split(message.payload, [message["call_bytes"], *sizes])
         self._directory.mkdir(parents=True, mode=0o700)
         spec = spec_of(message, python)
-        path = [*roots, *python.packages, package_path()]
+        # Run in a thread: a download may take minutes.
+        homes = await asyncio.to_thread(self._prepare_homes)
         simulated = read_container_gpus().simulated_addresses
         self._oom_kills_before = oom_kills()
         while daemon.warnings:
             await self._warn(daemon.warnings.pop(0))
         for described, shard in zip(message["ranks"], shards, strict=True):
-            home = self._directory / f"rank-{described['context']['rank']}"
-            home.mkdir(mode=0o700)
+            number = described["context"]["rank"]
+            home = homes[number]
             if shard:
                 # Run in a thread: the event loop must keep sending heartbeats.
                 await asyncio.to_thread((home / DATA).write_bytes, shard)
-            context = Context.from_fields(described["context"], home / "model")
+            context = Context.from_fields(described["context"], self._model_dir(home))
+            path = [*self._script_roots(home), *roots, *python.packages, package_path()]
             gpus = described["context"]["gpus"]
             assigned = {
                 **accelerate.environment({*gpus} - simulated),
                 **described["environment"],
+                **self._script_variables(context),
                 # Last, because the user's variables may name other interfaces.
                 **message["shared"],
             }
             environment = rank_environment(os.environ, assigned, path)
             environment |= direct_environment(environment, message.fields.get("direct", ()))
             variables, memory = own_variables(environment, spec), message.fields.get("memory")
-            rank = RankProcess(daemon, home, context, spec, variables, memory)
+            is_script = self._script is not None
+            rank = RankProcess(daemon, home, context, spec, variables, memory, is_script)
             self._ranks[rank.rank] = rank
             running = self._run(daemon, rank, call, gpus)
             self._watching.append(self._tasks.create_task(running))
+
+    def _prepare_homes(self) -> dict[int, Path]:
+        """Create the directories of the ranks, with the files of their script.
+
+        Raises:
+            OSError: a directory cannot be written, or the lake does not have the script's files.
+        """
+        script, homes = self._script, {}
+        for described in self._message["ranks"]:
+            number = described["context"]["rank"]
+            homes[number] = self._directory / f"rank-{number}"
+            homes[number].mkdir(mode=0o700)
+        if script is None:
+            return homes
+        try:
+            unpacked = script.unpack(os.environ, self._directory.parent)
+            restored = script.download_restored(self._directory)
+        except HopsGpuError as error:
+            raise OSError(str(error)) from error
+        for home in homes.values():
+            script.copy_to(unpacked, restored, home)
+        return homes
+
+    def _model_dir(self, home: Path) -> Path:
+        script = self._script
+        kept = None if script is None else script.kept.model
+        return home / "model" if kept is None else home / WORK / kept
+
+    def _script_roots(self, home: Path) -> list[str]:
+        return [] if self._script is None else self._script.roots(home)
+
+    def _script_variables(self, context: Context) -> dict[str, str]:
+        """Return hopsgpu's variables for scripts, which need not call `context()`."""
+        if self._script is None:
+            return {}
+        return {"HOPSGPU_MODEL_DIR": str(context.model_dir), "HOPSGPU_RUN_ID": context.run_id}
 
     async def refuse(self, error: OSError) -> None:
         """Report that the ranks cannot be started, except those that already were."""
@@ -307,6 +351,7 @@ class RankGroup:
             reserve_outcome(rank.directory)
             self._proposals[rank.rank] = ProposalWords(rank.directory)
             blocked = BlockedTime(rank.directory)
+            mirror = await asyncio.to_thread(self._mirror_of, rank)
             started = await rank.start(call)
         except OSError as error:
             await self._report_not_started(rank.rank, error, was_stopped=rank.was_stopped)
@@ -327,12 +372,24 @@ class RankGroup:
                 self._dropping,
                 self._warn,
                 functools.partial(self._report_saved, rank.rank),
+                mirror=mirror,
+                tensorboard=self._tensorboard_dir(rank.directory),
             ) as uploads:
                 await self._watch(rank, gpus, kill, uploads, blocked)
         finally:
             # A held gang keeps the rank's other files until the next launch.
             if (rank.directory / KEPT).exists():
                 await asyncio.to_thread(shutil.rmtree, rank.directory / KEPT, ignore_errors=True)
+
+    def _mirror_of(self, rank: RankProcess) -> KeptMirror | None:
+        if self._script is None:
+            return None
+        attempt = self._message["attempt"]
+        return self._script.mirror(self._run_url, attempt, rank.rank, rank.directory)
+
+    def _tensorboard_dir(self, home: Path) -> Path | None:
+        kept = None if self._script is None else self._script.kept.tensorboard
+        return None if kept is None else home / WORK / kept
 
     async def _report_not_started(self, rank: int, error: OSError, *, was_stopped: bool) -> None:
         log.info("%s: rank %d not started: %s", self.run_id, rank, error)
@@ -407,7 +464,7 @@ class RankGroup:
             await self._warn(f"the output of rank {rank.rank} is incomplete: {problem}")
         await self._warn_of_unwatched_gpus(seen.problems)
         try:
-            unsaved = await asyncio.to_thread(unsaved_results, rank.rank, rank.directory / WORK)
+            unsaved = await asyncio.to_thread(self._unsaved_results, rank)
         except OSError as error:
             unsaved = [f"the working directory of rank {rank.rank} could not be read: {error}"]
         for text in unsaved:
@@ -417,9 +474,17 @@ class RankGroup:
         # The next attempt starts once all exits are reported, and all its ranks must see the same
         # checkpoints.
         report_saving = functools.partial(self._notify, "saving", rank=rank.rank)
-        await uploads.finish(report_saving, has_returned=has_returned and not rank_exit.was_stopped)
+        await uploads.finish(
+            report_saving,
+            has_returned=has_returned and not rank_exit.was_stopped,
+            was_killed=rank_exit.signal is not None,
+        )
         explained = _with_cause(rank_exit, problems, seen.events if was_killed else ())
         await self._report(rank.rank, explained, seen.events)
+
+    def _unsaved_results(self, rank: RankProcess) -> list[str]:
+        kept = () if self._script is None else self._script.kept.all
+        return unsaved_results(rank.rank, rank.directory / WORK, kept)
 
     async def _report_failing(self, rank: int, rank_exit: RankProcessExit, *, is_due: bool) -> None:
         if is_due:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import os
+import pickle
 import signal
 import time
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from hopsgpu.linux import has_unhandled_signal
 from hopsgpu.rank import files
 from hopsgpu.rank.context import VARIABLE, Context
 from hopsgpu.rank.entry import SUCCESSFUL, entry_time
+from hopsgpu.rank.rank_script import SUCCESS
 from hopsgpu.tracebacks import should_show_all
 
 log = logging.getLogger(__name__)
@@ -76,6 +78,8 @@ class RankProcess:
         directory: an existing directory.
         environment: the variables that differ from the spec's.
         memory: bytes that the process and its descendants may use, None for no limit.
+        is_script: whether the rank runs a script, which may replace its process by another program
+            (`os.execv`): exit code 0 is then its success.
     """
 
     def __init__(
@@ -86,7 +90,9 @@ class RankProcess:
         spec: ServerSpec,
         environment: Mapping[str, str],
         memory: int | None = None,
+        is_script: bool = False,
     ) -> None:
+        self._is_script = is_script
         self.rank = context.rank
         self.directory = directory
         self.log = directory / files.LOG
@@ -113,8 +119,12 @@ class RankProcess:
             raise InterruptedError("the rank was stopped before it started")
         work = self.directory / files.WORK
         home = self.directory / "home"
-        for path in (work, home, self.model_dir):
-            path.mkdir(parents=True, mode=0o700)
+        for path in (work, home):
+            # A script's files are in its working directory already.
+            path.mkdir(parents=True, mode=0o700, exist_ok=True)
+        if not self.model_dir.is_relative_to(work):
+            # A script creates its directories itself, and may expect that they do not exist.
+            self.model_dir.mkdir(parents=True, mode=0o700)
         (self.directory / files.CALL).write_bytes(call)
         self.log.touch(mode=0o600)
         context_file = self.directory / "context.json"
@@ -169,6 +179,8 @@ class RankProcess:
     def _read_exit(self, status: ExitStatus) -> RankProcessExit:
         code = os.waitstatus_to_exitcode(status.status)
         outcome, value, failed_at = self._read_outcome()
+        if self._is_script and code == 0 and not outcome:
+            outcome, value = {"status": "returned"}, pickle.dumps(SUCCESS)
         log_end, should_keep_own = end_of(self.log), self.should_show_all_frames
         if outcome.get("status") == "raised":
             context = context_of_failure(log_end, should_keep_own=should_keep_own)

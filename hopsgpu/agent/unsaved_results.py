@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 # (pattern, description of a match, what the user should do instead)
@@ -27,8 +28,11 @@ _KNOWN = (
 )
 
 
-def unsaved_results(rank: int, work: Path) -> list[str]:
+def unsaved_results(rank: int, work: Path, kept: Collection[str] = ()) -> list[str]:
     """Return warnings about results that will be removed with a rank's working directory.
+
+    Args:
+        kept: directories below it whose files are on the lake.
 
     Raises:
         OSError: the directory cannot be read.
@@ -37,5 +41,5 @@ def unsaved_results(rank: int, work: Path) -> list[str]:
         f"rank {rank} left {what} in its working directory ({pattern.partition('/')[0]}), which is"
         f" removed: {remedy}"
         for pattern, what, remedy in _KNOWN
-        if next(work.glob(pattern), None) is not None
+        if pattern.partition("/")[0] not in kept and next(work.glob(pattern), None) is not None
     ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hopsgpu.agent.kept_mirror import KeptMirror, explain_problem
 from hopsgpu.artifacts import log_dir_upload
 from hopsgpu.artifacts.checkpoint_upload import PendingCheckpoints
 from hopsgpu.artifacts.checkpoints import Checkpoints, SaveResult
@@ -28,6 +29,9 @@ _CANCEL_SECONDS = 5.0
 # An idle poll takes some microseconds.
 _POLL_SECONDS = 0.1
 _ROUND_SECONDS = 3.0
+_MIRROR_SECONDS = 0.5
+# Pause after a failed round of the mirror.
+_MIRROR_RETRY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class RankUploads:
     Args:
         stopping: event, set when the attempt must end.
         dropping: event, set when no attempt will resume from checkpoints that are not uploaded yet.
+        mirror: mirrors directories of the rank's script; None if none is kept.
+        tensorboard: a directory that is uploaded besides `context().log_dir`.
     """
 
     def __init__(
@@ -84,6 +90,9 @@ class RankUploads:
         warn: Callable[[str], Awaitable[None]],
         on_saved: Callable[[SaveResult], Awaitable[None]],
         limits: UploadLimits = UploadLimits(),  # noqa: B008 - immutable
+        *,
+        mirror: KeptMirror | None = None,
+        tensorboard: Path | None = None,
     ) -> None:
         self._limits = limits
         self._rank = context.rank
@@ -99,43 +108,57 @@ class RankUploads:
         self._saving = _UploadThread(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-saves"))
         self._logging = _UploadThread(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-logs"))
         target = LakePath(context.log_dir_url, should_fail_fast=True) / f"rank-{context.rank}"
-        self._log_dir = LogDirUploader(
-            directory / log_dir_upload.DIRECTORY, target, self._logging.stop
-        )
+        log_dirs = [directory / log_dir_upload.DIRECTORY, *filter(None, (tensorboard,))]
+        self._log_dirs = [
+            LogDirUploader(log_dir, target, self._logging.stop) for log_dir in log_dirs
+        ]
+        self._mirror = mirror
+        self._was_killed = False
+        stop = threading.Event() if mirror is None else mirror.stop
+        self._mirroring = _UploadThread(ThreadPoolExecutor(1, "hopsgpu-mirror"), stop)
 
     async def __aenter__(self) -> RankUploads:
         self._saving.start(self._upload_saves())
         self._logging.start(self._upload_logs())
+        if self._mirror is not None:
+            self._mirroring.start(self._mirror_files(self._mirror))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         tasks = []
-        for thread in (self._saving, self._logging):
+        for thread in (self._saving, self._logging, self._mirroring):
             thread.stop.set()
-            assert thread.task is not None
-            thread.task.cancel()
             thread.pool.shutdown(wait=False)
-            tasks.append(thread.task)
+            if thread.task is not None:
+                thread.task.cancel()
+                tasks.append(thread.task)
         # Errors were reported as warnings. They must not stop other ranks of the container.
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def is_behind(self) -> bool:
-        return bool(self._saves.pending())
+        return bool(self._saves.pending()) or self._mirror is not None
 
     async def finish(
-        self, report_progress: Callable[[], Awaitable[None]], *, has_returned: bool
+        self,
+        report_progress: Callable[[], Awaitable[None]],
+        *,
+        has_returned: bool,
+        was_killed: bool = False,
     ) -> None:
         """Wait, within bounded time, until all files are uploaded; warn of missing ones.
 
         Args:
             report_progress: is awaited every `report_seconds` during the wait.
+            was_killed: whether a signal ended the rank, so that a file may be incomplete.
         """
+        self._was_killed = was_killed
         self._ended.set()
         now = time.monotonic()
         limits = self._limits
         seconds = self._save_seconds() if has_returned else limits.failed_save_seconds
         self._saving.deadline, self._logging.deadline = now + seconds, now + limits.log_seconds
+        self._mirroring.deadline = now + seconds
         if pending := len(self._saves.pending()):
             if self._dropping.is_set():
                 log.info("rank %d has ended: abandons %d checkpoints", self._rank, pending)
@@ -143,14 +166,16 @@ class RankUploads:
             else:
                 text = "rank %d has ended: uploads %d checkpoints for at most %.0f s"
                 log.info(text, self._rank, pending, seconds)
-        threads = (self._saving, self._logging)
+        threads = (self._saving, self._logging, self._mirroring)
         while tasks := [t.task for t in threads if t.task is not None and not t.task.done()]:
             await asyncio.wait(tasks, timeout=limits.report_seconds)
             if all(task.done() for task in tasks):
                 break
             now = time.monotonic()
             if self._stopping.is_set():
-                self._saving.deadline = min(self._saving.deadline, now + limits.failed_save_seconds)
+                latest = now + limits.failed_save_seconds
+                self._saving.deadline = min(self._saving.deadline, latest)
+                self._mirroring.deadline = min(self._mirroring.deadline, latest)
             for thread in threads:
                 thread.stop_if_overdue(now)
             await report_progress()
@@ -174,6 +199,12 @@ class RankUploads:
             await self._warn_and_log(
                 f"the last TensorBoard logs of rank {self._rank} did not reach the lake: their"
                 f" upload was abandoned after {self._limits.log_seconds:g} s"
+            )
+
+        if self._mirror is not None and self._mirroring.stop.is_set():
+            await self._warn_and_log(
+                f"the last files of rank {self._rank}'s kept directories did not reach the lake:"
+                f" their upload was abandoned after at most {seconds:.0f} s"
             )
 
     async def _warn_and_log(self, warning: str) -> None:
@@ -205,8 +236,10 @@ class RankUploads:
         while True:
             await self._pause(_ROUND_SECONDS)
             is_last = self._ended.is_set()
-            if self._log_dir.is_needed:
-                upload = functools.partial(self._log_dir.upload_changes, is_last=is_last)
+            for log_dir in self._log_dirs:
+                if not log_dir.is_needed:
+                    continue
+                upload = functools.partial(log_dir.upload_changes, is_last=is_last)
                 try:
                     warnings = await loop.run_in_executor(self._logging.pool, upload)
                 except Exception as error:  # noqa: BLE001 - warns once, and retries
@@ -216,6 +249,29 @@ class RankUploads:
                     await self._warn(f"rank {self._rank}: {warning}")
             if is_last:
                 return
+
+    async def _mirror_files(self, mirror: KeptMirror) -> None:
+        """Mirror the rank's directories until its exit; warn once per kind of problem."""
+        loop, pool = asyncio.get_running_loop(), self._mirroring.pool
+        reported = ""
+        with mirror:
+            while True:
+                is_last, pause = self._ended.is_set(), _MIRROR_SECONDS
+                finish = functools.partial(mirror.finish, was_killed=self._was_killed)
+                try:
+                    warnings = await loop.run_in_executor(pool, finish if is_last else mirror.poll)
+                except Exception as error:  # noqa: BLE001 - warns once, and retries
+                    problem, pause = explain_problem(error), _MIRROR_RETRY_SECONDS
+                    when = "" if is_last else " yet"
+                    warnings = [f"kept files are not on the lake{when}: {problem}"]
+                    if problem == reported and not is_last:
+                        warnings = []
+                    reported = problem
+                for warning in warnings:
+                    await self._warn(f"rank {self._rank}: {warning}")
+                if is_last:
+                    return
+                await self._pause(pause)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

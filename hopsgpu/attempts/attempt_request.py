@@ -21,8 +21,9 @@ class RunMessage:
     """The message for one container.
 
     Attributes:
-        payload: the call and the shards of each rank, concatenated; their sizes are `call_bytes`
-            and each rank's `data_bytes`. The modules are sent before, in a `keep` message.
+        payload: the call, the shards of each rank, and the list of a script's restored files,
+            concatenated; their sizes are `call_bytes`, each rank's `data_bytes` and
+            `restored_bytes`. The modules are sent before, in a `keep` message.
     """
 
     key: int
@@ -34,7 +35,8 @@ def run_messages(call: Call, rendezvous: Rendezvous) -> Iterator[RunMessage]:
     """Yield the messages that start all ranks of an attempt."""
     world, spec, function = rendezvous.world, call.plan.spec, call.function
     restarts = Restarts(call.run_id, call.attempt, spec.retries)
-    direct = direct_hosts(world)
+    direct, script = direct_hosts(world), call.script_files
+    restored = b"" if script is None else script.dump_restored()
     on_hosts = Counter(place.container.host for place in world.places)
     for key in dict.fromkeys(place.container.key for place in world.processes):
         places = world.of_container(key)
@@ -68,8 +70,9 @@ def run_messages(call: Call, rendezvous: Rendezvous) -> Iterator[RunMessage]:
             "modules": function.modules.digest,
             "roots": function.modules.roots,
             "ranks": ranks,
+            "script": None if script is None else script.fields(len(restored)),
         }
-        yield RunMessage(key, b"".join((function.call, *parts)), fields)
+        yield RunMessage(key, b"".join((function.call, *parts, restored)), fields)
 
 
 def _data_of(place: RankPlacement, call: Call) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 from hopsgpu.attempts.native_failures import why_aborted
 from hopsgpu.core.gang import Exclusions, RankPlacement
 from hopsgpu.core.gpu_idle import IdleVerdict
-from hopsgpu.errors import GpusIdle, RankFailed
+from hopsgpu.errors import GpusIdle, RankFailed, RunTimeout
 from hopsgpu.gpu.driver_events import GpuEvent
 from hopsgpu.gpu.node.health import HEALTHY
 from hopsgpu.packaging.sources import add_source_lines
@@ -204,7 +204,7 @@ def timeout_error(
     end: RankExit | None,
     log_url: str,
     cause: str = "",
-) -> RankFailed:
+) -> RunTimeout:
     """Return the error for ranks that did not return within `run_timeout`.
 
     Args:
@@ -219,7 +219,7 @@ def timeout_error(
     text = f"{where(place)} was still running after run_timeout={seconds:g} s{peers}"
     text += f"{_likely_suffix(cause)}; {_STACKS}"
     fields = _error_fields(place, end, log_url)
-    return RankFailed(_with_log(text, end, log_url), summary=summary, **fields)
+    return RunTimeout(_with_log(text, end, log_url), summary=summary, **fields)
 
 
 def idle_error(
@@ -344,8 +344,8 @@ def _describe_exit(end: RankExit) -> str:
 def _describe_silent_exit(end: RankExit) -> str:
     if end.signal is None:
         return (
-            f"ended with exit code {end.exit_code} and without a value or an exception: it, or a"
-            " library, called os._exit"
+            f"ended with exit code {end.exit_code} and without a value or an exception: a program"
+            " took its place (os.execv, --no-python), or it, or a library, called os._exit"
         )
     if end.signal == "SIGBUS":
         return (

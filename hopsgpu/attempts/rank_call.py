@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from hopsgpu.agent.script_files import ScriptFiles
 from hopsgpu.core.output_limits import LOG_LIMIT
 from hopsgpu.core.rank_requirements import DATA
 from hopsgpu.core.spec import LaunchPlan
@@ -43,6 +44,7 @@ class Call:
         memory_share: share of its GPU's memory that a rank may use, in (0, 1); None for all of it.
         script: the only entry of the ranks' `sys.argv`; see `script_name`.
         log_limit: bytes of each log, of which the beginning and the end are kept.
+        script_files: what agents need of a script; None for a function.
     """
 
     plan: LaunchPlan
@@ -58,6 +60,7 @@ class Call:
     memory_share: float | None = None
     script: str = ""
     log_limit: int = LOG_LIMIT
+    script_files: ScriptFiles | None = None
 
     def slot(self, key: int) -> int:
         return self.slots.get(key, 0)

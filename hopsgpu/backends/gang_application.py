@@ -27,6 +27,7 @@ from hopsgpu.core.spec import GangSpec, LaunchPlan
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.load_check import LoadChecks
 from hopsgpu.packaging.modules import Packer
+from hopsgpu.packaging.working_dir import MAX_BYTES
 from hopsgpu.storage.root import choose_root
 from hopsgpu.units import parse_duration, parse_duration_or_off, parse_memory
 
@@ -215,6 +216,12 @@ class GangApplication(ABC):
         return parse_memory(value, "spark.hopsgpu.log.limit") if value else LOG_LIMIT
 
     @property
+    def working_dir_limit(self) -> int:
+        """Return how many bytes the working directory of a script may have."""
+        value = self.option("working_dir.limit")
+        return parse_memory(value, "spark.hopsgpu.working_dir.limit") if value else MAX_BYTES
+
+    @property
     def log_level(self) -> str | None:
         """Return how much hopsgpu logs, "info" or "debug"; None if nobody has set it."""
         return level_of(self.option("log"))
@@ -229,7 +236,7 @@ class GangApplication(ABC):
         _ = self.ports, self.heartbeat, self.should_retry_user_errors, self.markers
         _ = self.should_keep_data, self.log_level, self.elastic_interval, self.should_give_way
         _ = self.gpu_idle_warning, self.gpu_idle_timeout, self.should_request_without_room
-        _ = self.log_limit
+        _ = self.log_limit, self.working_dir_limit
 
     def error_text(self, error: BaseException) -> str:
         """Return the text that a record shows for the error that ended a run; never raise."""

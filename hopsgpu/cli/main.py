@@ -18,6 +18,7 @@ from hopsgpu.cli.lake_root import unset_hint
 from hopsgpu.cli.logs import logs
 from hopsgpu.cli.model_commands import models
 from hopsgpu.cli.output import echo
+from hopsgpu.cli.run import run
 from hopsgpu.cli.run_commands import runs
 from hopsgpu.cli.score import score
 from hopsgpu.cli.submit import submit
@@ -96,6 +97,7 @@ main.add_command(exporter)
 main.add_command(gpus)
 main.add_command(logs)
 main.add_command(models)
+main.add_command(run)
 main.add_command(runs)
 main.add_command(score)
 main.add_command(submit)

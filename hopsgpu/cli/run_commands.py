@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ from hopsgpu.cli.lake_root import json_option, lake_root, root_option, unset_hin
 from hopsgpu.cli.output import echo
 from hopsgpu.cli.tables import show
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
@@ -194,6 +196,63 @@ def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool
     echo(f"{count_of(len(removed), 'run')} {outcome}", is_error=True)
     if problems:
         raise StoreError("\n".join(problems))
+
+
+@runs.command()
+@root_option
+@json_option
+@click.argument("run_id", metavar="ID")
+def files(run_id: str, as_json: bool) -> None:
+    """List the files that a run's script has left in --checkpoint-dir and --output directories.
+
+    If ranks wrote different files of one name, the name begins with the rank.
+    """
+    from hopsgpu.artifacts.kept_files import read_kept
+
+    store = _store()
+    run_id = store.find(run_id)
+    kept = read_kept(store.directory(run_id)).distinct
+    if as_json:
+        rows = [
+            {"name": name, "bytes": file.facts.bytes, "rank": file.rank, "attempt": file.attempt}
+            for name, file in kept.items()
+        ]
+        echo(json.dumps(rows, indent=2))
+    elif kept:
+        from hopsgpu.cli.run_tables import FILES_LAYOUT, file_rows
+
+        show(list(file_rows(kept)), FILES_LAYOUT)
+    else:
+        echo(
+            f"{run_id} has no files: `hopsgpu run --output DIR` and --checkpoint-dir DIR keep those"
+            " of a script"
+        )
+
+
+@runs.command()
+@root_option
+@json_option
+@click.argument("run_id", metavar="ID")
+@click.argument("directory", metavar="DIR")
+def download(run_id: str, directory: str, as_json: bool) -> None:
+    """Copy the files that `hopsgpu runs files` lists to a new directory, and verify them."""
+    from hopsgpu.artifacts.kept_files import download_distinct, read_kept
+
+    target = Path(directory)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{directory} exists: name a new directory, or an empty one")
+    store = _store()
+    run_id = store.find(run_id)
+    place = store.directory(run_id)
+    kept = read_kept(place)
+    if not kept.files:
+        raise StoreError(f"{run_id} has no files to download (`hopsgpu runs files`)", ABSENT)
+    download_distinct(kept, place, target)
+    count = len(kept.distinct)
+    if as_json:
+        echo(json.dumps({"run_id": run_id, "files": count, "directory": str(target)}, indent=2))
+    else:
+        echo(f"{count_of(count, 'file')} of {run_id} in {target}")
 
 
 def _store() -> RunStore:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from hopsgpu.artifacts.kept_files import KeptFile
 from hopsgpu.cli.tables import Fact, Row, TableLayout, headers
 from hopsgpu.core.formats import duration, local_time, size
 from hopsgpu.core.run_record import OTHER_SCHEMA
@@ -30,6 +31,21 @@ LAYOUT = TableLayout(
     least={"NODE": 10, "PARAMETERS": 20, "LAST REPORT": 16},
     dropped_first=("TRIES", "TOOK", "PID", "ROLE"),
 )
+
+
+FILES_LAYOUT = TableLayout(right=("SIZE", "RANK", "ATTEMPT"), least={"FILE": 20})
+
+
+def file_rows(files: Mapping[str, KeptFile]) -> Iterator[Row | Fact]:
+    """Yield the rows of `hopsgpu runs files`."""
+    yield headers("FILE", "SIZE", "RANK", "ATTEMPT")
+    for name, file in files.items():
+        yield [
+            (name, ""),
+            (size(file.facts.bytes), ""),
+            (str(file.rank), ""),
+            (str(file.attempt), ""),
+        ]
 
 
 def run_rows(runs: Sequence[RunSummary]) -> Iterator[Row | Fact]:

@@ -119,13 +119,10 @@ class Submission:
         Raises:
             ConfigError: an option is invalid, or the application cannot hold gangs.
         """
-        from hopsgpu.backends.spark.submit_command import SubmitJob, parse_conf
+        from hopsgpu.backends.spark.submit_command import SubmitJob
         from hopsgpu.storage.identity import PROXY_USER
 
-        conf = {**parse_conf(self.confs), **(more or {})}
-        for option, value in (("principal", self.principal), ("keytab", self.keytab)):
-            if value is not None:
-                conf[f"spark.kerberos.{option}"] = value
+        conf = {**self.properties(), **(more or {})}
         tag = None if self.dry_run else f"hopsgpu-submit-{secrets.token_hex(8)}"
         if self.proxy_user is not None:
             # This process's clients and spark-submit read the variable.
@@ -136,6 +133,45 @@ class Submission:
         # A single value may have any form; several values are a list of packages.
         envs = self.python_envs
         _run(job, envs[0] if len(envs) == 1 else envs or None, self.dry_run)
+
+    def properties(self) -> dict[str, str]:
+        """Return the Spark properties that the options set.
+
+        Raises:
+            ConfigError: one has a wrong form.
+        """
+        from hopsgpu.backends.spark.submit_command import parse_conf
+
+        conf = parse_conf(self.confs)
+        for option, value in (("principal", self.principal), ("keytab", self.keytab)):
+            if value is not None:
+                conf[f"spark.kerberos.{option}"] = value
+        return conf
+
+    def effective_properties(self) -> dict[str, str]:
+        """Return the Spark properties of the options and of spark-defaults.conf.
+
+        Raises:
+            ConfigError: as `properties`.
+        """
+        from hopsgpu.storage.spark_defaults import spark_defaults
+
+        return {**spark_defaults(os.environ), **self.properties()}
+
+    def root(self) -> LakePath:
+        """Return the root on the lake, once this user's credentials are known.
+
+        Raises:
+            ConfigError: there is no Hadoop configuration, or no ticket.
+        """
+        from hopsgpu.storage.hadoop_conf import HadoopConf
+        from hopsgpu.storage.identity import PROXY_USER, ensure_credentials
+
+        if self.proxy_user is not None:
+            os.environ[PROXY_USER] = self.proxy_user
+        properties = self.effective_properties()
+        ensure_credentials(HadoopConf.load_hdfs(os.environ).get, properties.get, os.environ)
+        return _root(properties)
 
 
 def submission_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -229,7 +265,7 @@ def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) 
             echo(standing.id)
             _say_next_steps(standing.id, plan.properties.get(_ROOT))
         elif not standing.has_succeeded:
-            sys.exit(1)
+            sys.exit(standing.exit_code or 1)
 
 
 def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:

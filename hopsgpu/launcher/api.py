@@ -51,7 +51,8 @@ def launch(options: LaunchOptions, interrupted: threading.Event) -> GangResult:
     """Train on a gang of GPUs, and release them.
 
     The gang gets all executors or keeps none; each rank runs `train_fn(*args, **kwargs)` in a fresh
-    process with PyTorch's environment. The call returns once the ResourceManager no longer lists
+    process with PyTorch's environment. Instead of a function, every rank may run a script, whose
+    exit code is the rank's value. The call returns once the ResourceManager no longer lists
     the executors.
 
     Returns:
@@ -64,8 +65,9 @@ def launch(options: LaunchOptions, interrupted: threading.Event) -> GangResult:
         CapacityError: YARN can never grant the gang, on its nodes, in the queue or to the user;
             nothing was requested.
         GangTimeout: not all executors arrived in time; the message says who holds the rest.
-        RankFailed: a rank failed (the error is the first failure by time), or ranks took longer
-            than `run_timeout`; the others were stopped.
+        RankFailed: a rank failed (the error is the first failure by time); the others were stopped.
+        RunTimeout: ranks took longer than `run_timeout`; all were stopped. A RunTimeout is a
+            RankFailed.
         GpusIdle: all GPUs idled for `gpu_idle_timeout`; the ranks were stopped. A GpusIdle is a
             RankFailed.
         DiscoveryError: two containers were given the same GPU.

@@ -33,13 +33,17 @@ from hopsgpu.launcher.options import (
     RunOptions,
     check_gpu_idle_timeout,
 )
+from hopsgpu.launcher.scripts import ReadyScript, Script, ScriptRequest, find_script, request_of
 from hopsgpu.packaging.code_variables import carried_variables
+from hopsgpu.packaging.modules import pack_modules
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.packaging.preload import likely_imports
-from hopsgpu.packaging.provenance import Provenance, provenance_of
+from hopsgpu.packaging.provenance import Provenance, provenance_of, provenance_of_script
 from hopsgpu.packaging.python_env.builder import RequestedEnv, warnings_of
 from hopsgpu.packaging.python_env.kinds import recipe_for
+from hopsgpu.packaging.script import KeptDirectories
 from hopsgpu.rank.context import VARIABLE
+from hopsgpu.rank.rank_script import RankScript
 from hopsgpu.tracking.mlflow import Tracking, tracking_to
 from hopsgpu.units import parse_duration
 
@@ -99,11 +103,23 @@ class FunctionArguments(GangArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments(FunctionArguments):
-    """The arguments of a launch, checked."""
+    """The arguments of a launch, checked.
+
+    Attributes:
+        script: the script that the function runs; None for the user's own function.
+        kept: the script's directories that are kept.
+    """
 
     progress: Shielded
     tracking: Tracking | None = None
     data: Datasets | None = None
+    script: Script | None = None
+    kept: KeptDirectories = KeptDirectories()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        script = () if self.script is None else self.script.warnings
+        return (*script, *super().warnings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +220,11 @@ def _arguments(
     find_gang: Callable[[], GangArguments],
     interrupted: threading.Event | None,
 ) -> Arguments:
-    train_fn, data = options.train_fn, datasets_of(options.data, is_frame)
+    data, kept = datasets_of(options.data, is_frame), options.kept_directories
     progress = progress_of(options.progress)
+    if options.is_script:
+        return _script_arguments(options, find_gang, data, kept, progress)
+    train_fn: Any = options.train_fn
     args, kwargs = positional(options.args), keywords(options.kwargs)
     check_accepts(train_fn, args, kwargs)
     call = pickle_function(train_fn, args, kwargs)
@@ -220,6 +239,47 @@ def _arguments(
         provenance=provenance_of(train_fn, args, kwargs, function.modules),
         tracking=_tracking(gang.application),
         data=data,
+    )
+
+
+def _script_arguments(
+    options: RunOptions,
+    find_gang: Callable[[], GangArguments],
+    data: Datasets | None,
+    kept: KeptDirectories,
+    progress: Shielded,
+) -> Arguments:
+    args = positional(options.args)
+    if keywords(options.kwargs):
+        raise ConfigError(
+            f"kwargs={options.kwargs!r} with a script: a script has no keyword arguments; pass the"
+            " words of its command line in args, as args=['--epochs', '3']"
+        )
+    target: Any = options.train_fn
+    if not isinstance(target, (ScriptRequest, ReadyScript)):
+        target = request_of(target, options.working_dir)
+    gang = find_gang()
+    limit = gang.application.working_dir_limit
+    script = target
+    if isinstance(target, ScriptRequest):
+        script = find_script(target, args, kept, limit)
+    check_data(data, gang.application)
+    function = PackedFunction(
+        pickle_call(RankScript(script.call), (), {}),
+        pack_modules([]),
+        script.foreseen,
+        script.needs,
+    )
+    digest = script.digest(threading.Event())
+    return Arguments(
+        **vars(gang),
+        function=function,
+        progress=progress,
+        provenance=provenance_of_script(script.call.target, script.call.args, digest),
+        tracking=_tracking(gang.application),
+        data=data,
+        script=script,
+        kept=kept,
     )
 
 

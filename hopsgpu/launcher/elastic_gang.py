@@ -90,8 +90,7 @@ class ElasticGangRun(GangRun):
                 self._elastic, self._terms, request, self._arguments, make_attempt, self._retries
             )
             loop.run(allocator)
-        self._values = self._unpickle_values()
-        self._board.record_value(self._values[0])
+        self._record_values()
 
 
 class _WorldThread:

@@ -13,8 +13,10 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+from hopsgpu.agent.script_files import ScriptFiles
 from hopsgpu.artifacts.checkpoint_positions import latest_positions
 from hopsgpu.artifacts.checkpoints import Checkpoints
+from hopsgpu.artifacts.kept_files import conflict_error, read_kept
 from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.attempts.attempt import AttemptListener, AttemptResult, AttemptRunner, open_attempt
 from hopsgpu.attempts.outcome import AttemptFailure
@@ -32,6 +34,7 @@ from hopsgpu.launcher.data_staging import StagedData
 from hopsgpu.launcher.preflight import prepare_request
 from hopsgpu.launcher.retries import Retries
 from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.packaging.script import StoredScript
 from hopsgpu.runs.active_run import ActiveRun
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.recorder import Recording
@@ -55,6 +58,7 @@ _FRAMEWORKS = ("torch", "tensorflow", "jax", "sklearn")
 # Prefix of the metrics that hopsgpu adds to those that ranks report.
 _GPU_PREFIX = "gpu."
 _STEP = "step"
+_CHECKPOINT_DIR = "checkpoint_dir"
 
 
 class BoardListener(AttemptListener):
@@ -116,6 +120,7 @@ class GangRun(RunBody[GangResult]):
             arguments.data, self._plan, arguments.application, self._board, self._cancelled
         )
         self._python_env: PythonEnv | None = None
+        self._script: StoredScript | None = None
 
     def work(self, recording: Recording) -> None:
         """Prepare environment and data, acquire the gang, train, publish and release.
@@ -136,8 +141,13 @@ class GangRun(RunBody[GangResult]):
                 if not self._retries.prepare_retry(failure):
                     raise failure.error
                 self._board.record_retry()
+        self._record_values()
+
+    def _record_values(self) -> None:
         self._values = self._unpickle_values()
-        self._board.record_value(self._values[0])
+        # The value of a script is its exit code, which says no more than that it succeeded.
+        if self._arguments.script is None:
+            self._board.record_value(self._values[0])
 
     @contextlib.contextmanager
     def _prepare(self, recording: Recording) -> Iterator[Request]:
@@ -163,6 +173,9 @@ class GangRun(RunBody[GangResult]):
                 is_held_gang=self._is_held_gang,
             )
             self._python_env = request.python_env
+            if (script := self._arguments.script) is not None:
+                root = LakePath(self._plan.paths["root"])
+                self._script = script.store(root, self._cancelled)
             log.debug("%s: prepared; waits for its executors", self._active.run_id)
             with self._staged.ready():
                 yield request
@@ -213,6 +226,8 @@ class GangRun(RunBody[GangResult]):
                 self._board.mark("returned")
                 # Without a wait: the lake may hang, and the gang has its GPUs until they return.
                 runner.queue_log_uploads(self._active.background, seconds=0.0)
+            if runner.result.failure is None:
+                self._check_kept_files()
             if runner.result.failure is None and spec.model is not None:
                 self._publish(runner, allocation, spec.model)
         return runner.result.failure
@@ -245,7 +260,38 @@ class GangRun(RunBody[GangResult]):
             python_env=self._python_env,
             script=script_name(),
             log_limit=self._arguments.application.log_limit,
+            script_files=self._script_files(),
         )
+
+    def _script_files(self) -> ScriptFiles | None:
+        """Return what agents need of the script, with the files that are put back; None without.
+
+        Raises:
+            StoreError: the lake failed, or ranks wrote different files of one name.
+        """
+        if self._script is None:
+            return None
+        kept, runs = self._arguments.kept, [self._directory]
+        if kept.checkpoints is None:
+            return ScriptFiles(self._script, kept, (), self._directory.url)
+        if (resumed := self._plan.paths.get("resume")) is not None:
+            runs.append(LakePath(resumed))
+        for run in runs:
+            files = read_kept(run).below([kept.checkpoints])
+            if files.conflicts:
+                raise conflict_error(files.conflicts, _CHECKPOINT_DIR, run)
+            if files.files:
+                log.info("%s: puts back %d files of %s", self._active.run_id, len(files.files), run)
+                return ScriptFiles(self._script, kept, tuple(files.files.values()), run.url)
+        return ScriptFiles(self._script, kept, (), self._directory.url)
+
+    def _check_kept_files(self) -> None:
+        """Raise StoreError if ranks wrote different checkpoint files of one name."""
+        kept = self._arguments.kept.checkpoints
+        if kept is not None:
+            conflicts = read_kept(self._directory).below([kept]).conflicts
+            if conflicts:
+                raise conflict_error(conflicts, _CHECKPOINT_DIR, self._directory)
 
     @property
     def _models(self) -> str:

@@ -7,6 +7,7 @@ and the parts of their docstrings about arguments, from these classes.
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,10 @@ from hopsgpu.core.signatures import placed_field
 from hopsgpu.core.spec import GangSpec, GpuRequest
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.function_shipping import check_callable, default_name
+from hopsgpu.launcher.scripts import ReadyScript, ScriptRequest, default_script_name
 from hopsgpu.packaging.python_env.builder import RequestedEnv
 from hopsgpu.packaging.python_env.kinds import recipe_for
+from hopsgpu.packaging.script import KeptDirectories
 from hopsgpu.storage.names import file_name, model_name
 from hopsgpu.units import OFF, parse_duration, parse_duration_or_off, parse_memory
 
@@ -218,7 +221,10 @@ class RunOptions(FunctionOptions):
     """The options of one run on a gang.
 
     Attributes:
-        args: its positional arguments.
+        train_fn: any callable that cloudpickle can pickle; every rank runs it. Or a script, which
+            every rank runs as `__main__`: the path of a Python file, as "train.py", or the name of
+            a module, as "mypkg.train" for `python -m mypkg.train`.
+        args: its positional arguments; of a script, the arguments of its command line.
         kwargs: its keyword arguments.
         data: a Spark DataFrame, or the URL or absolute path of Parquet on the lake, or a dict from
             names to these; wrap one in `hopsgpu.Data` to say what happens to rows that cannot be
@@ -240,9 +246,26 @@ class RunOptions(FunctionOptions):
             kept. The same exception in all ranks at once is an error of the code, and is not
             retried unless `spark.hopsgpu.retry` is "all".
         resume: id of an earlier run, whose checkpoints `context().latest_checkpoint()` finds as
-            long as this run has none of its own.
+            long as this run has none of its own, and whose `checkpoint_dir` is put back; "latest"
+            for the latest run of the same name that has checkpoints, if there is one.
+        working_dir: directory that travels to the ranks of a script, which start in a copy of it;
+            None for the script alone, with its modules. `.git`, caches, virtual environments, and
+            what `.gitignore` and `.hopsgpuignore` name stay. At most 100 MiB are accepted.
+        model_dir: directory in which a script leaves the model that `model=` publishes. This and
+            the following directories are relative to the script's working directory.
+        checkpoint_dir: directory of a script that is mirrored to the lake while it runs, and put
+            back before it starts again: after a failure, with another number of ranks, and with
+            `resume=`.
+        tensorboard_dir: directory of a script's TensorBoard files, uploaded as
+            `context().log_dir` is.
+        output_dirs: other directories of a script that are mirrored to the run's directory on the
+            lake (`hopsgpu runs files`).
     """
 
+    # A frozen field may have a wider type than that of the base class, whose code does not use it.
+    train_fn: Callable[..., Any] | str | os.PathLike[str] = field(  # type: ignore[assignment]
+        kw_only=False
+    )
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] | None = None
     data: Any = placed_field(None, "visible", "kwargs")
@@ -251,6 +274,51 @@ class RunOptions(FunctionOptions):
     gpu_idle_timeout: Duration = None
     retries: int = 0
     resume: str | None = None
+    working_dir: str | os.PathLike[str] | None = placed_field(None, "independent_ranks")
+    model_dir: str | None = placed_field(None, "working_dir")
+    checkpoint_dir: str | None = placed_field(None, "model_dir")
+    tensorboard_dir: str | None = placed_field(None, "checkpoint_dir")
+    output_dirs: Sequence[str] = placed_field((), "tensorboard_dir")
+
+    @property
+    def is_script(self) -> bool:
+        return isinstance(self.train_fn, (str, os.PathLike, ScriptRequest, ReadyScript))
+
+    @property
+    def run_name(self) -> str:
+        if self.name is None and self.is_script:
+            return default_script_name(self.train_fn)
+        return super().run_name
+
+    @property
+    def kept_directories(self) -> KeptDirectories:
+        """The directories of a script that are kept.
+
+        Raises:
+            ConfigError: a path is wrong, or there is no script whose directories these are.
+        """
+        named = {
+            "model_dir": self.model_dir,
+            "checkpoint_dir": self.checkpoint_dir,
+            "tensorboard_dir": self.tensorboard_dir,
+            "output_dirs": self.output_dirs or None,
+            "working_dir": self.working_dir,
+        }
+        texts = [f"{name}={value!r}" for name, value in named.items() if value is not None]
+        if texts and not self.is_script:
+            raise ConfigError(
+                f"{', '.join(texts)} with a function: these are for scripts; a function has"
+                " context().model_dir, context().save_checkpoint() and context().log_dir"
+            )
+        if isinstance(self.output_dirs, (str, bytes)):
+            raise ConfigError(f"output_dirs={self.output_dirs!r}: must be a list of directories")
+        if self.model_dir is not None and self.model is None:
+            raise ConfigError(
+                f"model_dir={self.model_dir!r} without model=: name the model that is published"
+            )
+        return KeptDirectories(
+            self.model_dir, self.checkpoint_dir, self.tensorboard_dir, tuple(self.output_dirs)
+        )
 
     def of_run(self) -> dict[str, Any]:
         """Return the fields of a GangSpec that concern the run, by name.
@@ -258,7 +326,8 @@ class RunOptions(FunctionOptions):
         Raises:
             ConfigError: an option is invalid.
         """
-        check_callable(self.train_fn)
+        if not self.is_script:
+            check_callable(self.train_fn)
         return {
             "name": self.run_name,
             "model": None if self.model is None else model_name(self.model),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import logging
 import math
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hopsgpu.artifacts.checkpoints import Checkpoints, complete_shards
+from hopsgpu.artifacts.kept_files import has_kept
 from hopsgpu.artifacts.runs import RECORD, start_time
 from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.core.run_record import LARGEST_RECORD, OTHER_SCHEMA, parse
@@ -25,6 +27,8 @@ from hopsgpu.tracebacks import inherited_variables
 log = logging.getLogger(__name__)
 
 _MAX_LISTED = 5
+# The value of `resume` for the latest run of the same name.
+LATEST_OF_NAME = "latest"
 # By default, pyarrow's allocator keeps freed memory for some time: about 80 MB in a rank that reads
 # data, which no limit includes. Returning the memory at once costs no measurable time.
 _MEMORY_VARIABLES = {"MIMALLOC_PURGE_DELAY": "0"}
@@ -41,10 +45,12 @@ def plan_of(arguments: GangArguments, run_id: str, data: Datasets | None = None)
             in place does not exist.
     """
     fitting = _fit(arguments.application, arguments.spec)
+    paths = _paths(LakePath(arguments.application.root).url, arguments, run_id, data)
     return replace(
         fitting,
+        spec=_with_resumed_run(fitting.spec, paths),
         environment=_environment(arguments.spec, fitting, arguments.environment),
-        paths=_paths(LakePath(arguments.application.root).url, arguments, run_id, data),
+        paths=paths,
         warnings=(*arguments.warnings, *fitting.warnings),
     )
 
@@ -114,11 +120,12 @@ def plan_on(held: LaunchPlan, arguments: Arguments, run_id: str) -> LaunchPlan:
     """
     # On a machine without GPUs, the gang's plan was reduced to 0 GPUs.
     spec = replace(arguments.spec, gpus=held.spec.gpus, gpu_type=held.spec.gpu_type)
+    paths = _paths(held.paths["root"], arguments, run_id, arguments.data)
     return replace(
         held,
-        spec=spec,
+        spec=_with_resumed_run(spec, paths),
         environment=_environment(spec, held, arguments.environment),
-        paths=_paths(held.paths["root"], arguments, run_id, arguments.data),
+        paths=paths,
         warnings=(*held.warnings, *arguments.warnings),
     )
 
@@ -146,7 +153,10 @@ def _paths(
     paths = {"root": root, "run": f"{runs}/{run_id}"}
     if spec.model is not None:
         paths["model"] = join_url(root, f"models/{spec.model}")
-    if spec.resume is not None:
+    if spec.resume == LATEST_OF_NAME:
+        if (latest := _latest_of_name(LakePath(runs), spec.name)) is not None:
+            paths["resume"] = latest
+    elif spec.resume is not None:
         paths["resume"] = _resume_source_url(LakePath(runs), spec.resume)
     if data is not None:
         places = data.places(paths["run"], arguments.application.default_fs)
@@ -187,9 +197,31 @@ def _resume_source_url(runs: LakePath, run_id: str) -> str:
     return run.url
 
 
+def _with_resumed_run(spec: GangSpec, paths: Mapping[str, str]) -> GangSpec:
+    """Return the spec with the run that "latest" stands for, which records and readers need."""
+    if spec.resume != LATEST_OF_NAME:
+        return spec
+    return replace(spec, resume=paths["resume"].rpartition("/")[2] if "resume" in paths else None)
+
+
+def _latest_of_name(runs: LakePath, name: str) -> str | None:
+    """Return the URL of the latest run of a name that has a checkpoint; None if there is none."""
+    if not runs.exists():
+        return None
+    named = re.compile(rf"{re.escape(name)}-\d{{8}}-\d{{6}}-[0-9a-f]+")
+    entries = [e for e in runs.entries() if e.is_directory and named.fullmatch(e.name)]
+    for entry in sorted(entries, key=start_time, reverse=True):
+        if _has_checkpoint(runs / entry.name):
+            log.info("resume=%r: continues %s", LATEST_OF_NAME, entry.name)
+            return (runs / entry.name).url
+    return None
+
+
 def _has_checkpoint(run: LakePath) -> bool:
     checkpoints = Checkpoints(run / "checkpoints", rank=0)
-    return bool(complete_shards(checkpoints.shards(), checkpoints.announced_ranks()))
+    if complete_shards(checkpoints.shards(), checkpoints.announced_ranks()):
+        return True
+    return has_kept(run)
 
 
 def _resumed_from(run: LakePath) -> str | None:

@@ -6,6 +6,8 @@ classes of the user's script or notebook.
 
 from __future__ import annotations
 
+import builtins
+import functools
 import importlib
 import os
 import pickle
@@ -87,6 +89,27 @@ def load(call: Path) -> LoadedCall:
     return LoadedCall(function, args, kwargs, names)
 
 
+def start_main() -> dict[str, Any]:
+    """Replace this process's `__main__` by an empty one, as Python starts a script with.
+
+    Processes that multiprocessing spawns from now on run the script's file or module themselves.
+
+    Returns:
+        The namespace of the new `__main__`.
+    """
+    main = ModuleType(_MAIN)
+    vars(main).update({"__builtins__": builtins, "__spec__": None, "__package__": None})
+    sys.modules[_MAIN] = main
+    # A fork server's name refers to another module.
+    sys.modules.pop(_SPAWNED_MAIN, None)
+    os.environ.pop(VARIABLE, None)
+    spawn: Any = importlib.import_module("multiprocessing.spawn")
+    spawn.get_preparation_data = getattr(
+        spawn.get_preparation_data, "__wrapped__", spawn.get_preparation_data
+    )
+    return vars(main)
+
+
 def restore(namespace: dict[str, Any]) -> None:
     """Give a process that multiprocessing spawned from a rank the rank's `__main__`.
 
@@ -165,6 +188,7 @@ def _restore_in_spawned() -> None:
     spawn: Any = importlib.import_module("multiprocessing.spawn")
     prepare = spawn.get_preparation_data
 
+    @functools.wraps(prepare)
     def get_preparation_data(name: str) -> dict[str, Any]:
         preparation: dict[str, Any] = prepare(name)
         preparation.pop("init_main_from_path", None)

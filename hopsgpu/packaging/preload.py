@@ -89,7 +89,26 @@ def scan_function(function: Callable[..., Any], modules: PackedModules) -> Stati
     decorated function) and the user's modules that these import. Modules that only define these
     objects count with the code that runs at import. Computed names do not count.
     """
-    reachable = _reachable_code(function, modules)
+    return _findings(_reachable_code(function, modules))
+
+
+def scan_script(source: str, modules: Mapping[str, tuple[str, bool]]) -> StaticFindings:
+    """Predict the imports and settings of a script, and of the modules that it imports.
+
+    Args:
+        source: the script's text.
+        modules: the user's modules by dotted name: text, and whether the module is a package.
+    """
+    imports = imports_of_source("__main__", source, is_package=False)
+    pending = [_Module(item.name, True) for item in imports]
+    names: set[str] = set()
+    for node, _ in walk_executed(parse_source(source)):
+        names.update(filter(None, (getattr(node, "id", None), getattr(node, "attr", None))))
+    settings = set(_settings_of_source(source, True))
+    return _findings(_follow_imports(pending, modules, settings, names))
+
+
+def _findings(reachable: _ReachableCode) -> StaticFindings:
     settings = set(reachable.settings)
     for name, is_called in reachable.modules:
         if name in reachable.sources:
@@ -122,6 +141,15 @@ def _reachable_code(function: Callable[..., Any], modules: PackedModules) -> _Re
     names: set[str] = set()
     own_packages |= {"__main__", _top_package(home_module(function))}
     pending = list(_imports_of(function, own_packages, settings, names))
+    return _follow_imports(pending, sources, settings, names)
+
+
+def _follow_imports(
+    pending: list[_Module],
+    sources: Mapping[str, tuple[str, bool]],
+    settings: set[Setting],
+    names: set[str],
+) -> _ReachableCode:
     visited: set[_Module] = set()
     while pending:
         module = pending.pop()

@@ -12,7 +12,7 @@ import math
 import numbers
 import reprlib
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -71,6 +71,30 @@ def provenance_of(
         _code_digest(function, modules),
         _plain_mapping(_arguments_by_name(function, args, kwargs), _MAX_DEPTH),
     )
+
+
+def provenance_of_script(target: str, args: Sequence[str], digest: str) -> Provenance:
+    """Return the provenance of a script.
+
+    Args:
+        args: its arguments; options of the form `--name value` and `--name=value` are parameters.
+        digest: SHA-256 of its working directory and modules.
+    """
+    named: dict[str, Any] = {}
+    unnamed: list[str] = []
+    words = list(args)
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if not word.startswith("--") or name == "--":
+            unnamed.append(word)
+        elif equals:
+            named[name[2:]] = value
+        else:
+            has_value = words and not words[0].startswith("-")
+            named[name[2:]] = words.pop(0) if has_value else True
+    parameters = {**named, **({"args": unnamed} if unnamed else {})}
+    return Provenance(target, f"sha256:{digest}", _plain_mapping(parameters, _MAX_DEPTH))
 
 
 def _full_name(function: Callable[..., Any]) -> str:

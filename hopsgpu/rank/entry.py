@@ -109,7 +109,7 @@ def _run(directory: Path) -> int:
             _record_outcome(directory, {"status": PRUNED}, _NONE)
             return 0
         text = tracebacks.text_of(error)
-        _print_error(text)
+        _show_error(error, text)
         if os.getpid() != pid:
             return 1
         kind = f"{type(error).__name__}: {_message(error)}"
@@ -166,6 +166,17 @@ def _message(error: BaseException) -> str:
         return tracebacks.strip_own_frames(str(error))
     except Exception as problem:  # noqa: BLE001 - a user's __str__
         return f"(its __str__ raised {type(problem).__name__})"
+
+
+def _show_error(error: BaseException, text: str) -> None:
+    """Print a traceback; code that has set `sys.excepthook` prints it in its own way."""
+    if sys.excepthook is sys.__excepthook__:
+        _print_error(text)
+        return
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception as problem:  # noqa: BLE001 - a user's hook
+        _print_error(f"{text}sys.excepthook raised {type(problem).__name__}\n")
 
 
 def _print_error(text: str) -> None:

@@ -46,6 +46,12 @@ class ApplicationState:
         return self.final == "SUCCEEDED"
 
     @property
+    def exit_code(self) -> int | None:
+        """Return the exit code of its Python driver; None if its diagnostics do not say it."""
+        match = re.search(r"User application exited with status (\d{1,3})\b", self.diagnostics)
+        return int(match[1]) if match else None
+
+    @property
     def master(self) -> str:
         """Return the container id of its application master; "" before there is one."""
         match = re.search(r"/(container_\w+)", self.log)

@@ -87,7 +87,7 @@ def plan_submission(
         raise ConfigError(
             f"{job.script} is not a Python file on this machine: give a script (*.py)"
         )
-    mode = _mode(job, defaults)
+    mode = deploy_mode(job.deploy_mode, job.conf, job.is_detached, defaults)
     requested = {name: value for name, value in job.conf.items() if name != _MODE}
     requested = {**_pythons(mode, {**defaults, **requested}, environ, python), **requested}
     requested = {
@@ -118,12 +118,19 @@ def plan_submission(
     return SubmitPlan(mode, properties.get(_QUEUE, "default"), properties, arguments)
 
 
-def _mode(job: SubmitJob, defaults: Mapping[str, str]) -> str:
-    requested = job.deploy_mode or job.conf.get(_MODE)
-    mode = requested or ("cluster" if job.is_detached else defaults.get(_MODE, "client"))
+def deploy_mode(
+    option: str | None, conf: Mapping[str, str], is_detached: bool, defaults: Mapping[str, str]
+) -> str:
+    """Return "client" or "cluster": that of the option, of a property, or the default.
+
+    Raises:
+        ConfigError: it is neither, or a detached application would end with this command.
+    """
+    requested = option or conf.get(_MODE)
+    mode = requested or ("cluster" if is_detached else defaults.get(_MODE, "client"))
     if mode not in MODES:
         raise ConfigError(f"deploy mode {mode!r}: must be client or cluster")
-    if job.is_detached and mode == "client":
+    if is_detached and mode == "client":
         raise ConfigError(
             "--detach needs --deploy-mode cluster: in client mode the command itself is the driver"
         )

@@ -120,17 +120,23 @@ def _find_or_build(recipe: Recipe, root: LakePath, stop: threading.Event) -> Pyt
 
 
 def _key(recipe: Recipe, root: LakePath, stop: threading.Event) -> str:
-    """Return the name of an environment on the lake; each user of a shared root has others.
+    return owned_key(root, recipe.key(driver_python(), stop))
 
-    An environment of another user is refused, so that equal names would be of no use.
+
+def owned_key(root: LakePath, content: str) -> str:
+    """Return the name on the lake of an archive; each user of a shared root has others.
+
+    An archive of another user is refused, so that equal names would be of no use.
+
+    Args:
+        content: digest of what the archive is made from.
     """
     user = (
         own_name()
         if root.is_local
         else hadoop_user(HadoopConf.load_hdfs(os.environ).get, os.environ)
     )
-    parts = [user, recipe.key(driver_python(), stop)]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([user, content]).encode()).hexdigest()
 
 
 def _upload(

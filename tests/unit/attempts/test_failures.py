@@ -75,7 +75,10 @@ def test_who_was_killed_comes_before_who_complains_of_it_in_the_same_moment() ->
             ended(outcome={"status": "exited", "error": "no data\nin /x"}, exit_code=1),
             "called sys.exit: exit code 1: no data\nin /x\n",
         ),
-        (ended(exit_code=5), "ended with exit code 5 and without a value or an exception: it, or"),
+        (
+            ended(exit_code=5),
+            "ended with exit code 5 and without a value or an exception: a program",
+        ),
         (ended(signal="SIGSEGV", exit_code=None), "ended by SIGSEGV: native code crashed"),
         (ended(signal="SIGBUS", exit_code=None), "most often because /dev/shm on node1 is full"),
         (ended(signal="SIGKILL", exit_code=None), "by SIGKILL, which hopsgpu did not send"),
