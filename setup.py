@@ -46,6 +46,8 @@ LIBRARIES = [
     *DEMO,
     *PANDAS,
     "accelerate>=1.10,<2",
+    # LightningCLI parses its command line with it.
+    "jsonargparse[signatures]>=4.39,<5",
     "lightning>=2.6,<3",
     "pillow>=10",
     *PRETRAINED,

@@ -15,7 +15,7 @@ from hopsgpu.backends.inventory import inventory
 from hopsgpu.backends.spark.session import session
 from hopsgpu.errors import ConfigError, HopsGpuError, RankFailed, RunTimeout
 from hopsgpu.launcher.api import launch, plan
-from hopsgpu.launcher.scripts import ReadyScript, ScriptRequest
+from hopsgpu.launcher.scripts import ReadyScript, ScriptRequest, check_exists
 
 # As the command `timeout` ends.
 TIMED_OUT = 124
@@ -98,6 +98,9 @@ def run_job(job: ScriptJob, conf: Mapping[str, str] | None = None) -> int:
     # As for the command itself: SIGTERM cancels the run, and releases its GPUs.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        if job.ready is None:
+            # A wrong name is reported before an application starts.
+            check_exists(job.request)
         spark = session(job.title, conf=conf)
         try:
             launch(**job.launch_options(_devices(job)))

@@ -278,12 +278,8 @@ def find_script(
         directory = _directory(request, (), kept, max_bytes)
         call = ScriptCall(PROGRAM, request.target, words)
         return PackableScript(call, directory, None, pack_modules([]), StaticFindings(), ())
+    check_exists(request)
     file = Path(request.target)
-    if not file.is_file():
-        raise ConfigError(
-            f"{request.target!r}: there is no such file on this machine; give the path of a Python"
-            " script, or the name of a module (`-m` on the command line)"
-        )
     source = _source_of(file)
     inside = _name_inside(request.working_dir, file)
     if inside is None:
@@ -298,6 +294,17 @@ def find_script(
     modules = pack_modules(roots)
     foreseen = scan_script(source, _module_sources(directory, file.resolve().parent, modules))
     return PackableScript(ScriptCall(FILE, target, words), directory, beside, modules, foreseen, ())
+
+
+def check_exists(request: ScriptRequest) -> None:
+    """Raise ConfigError if there is no such script, or no such directory, on this machine."""
+    if request.kind == FILE and not Path(request.target).is_file():
+        raise ConfigError(
+            f"{request.target!r}: there is no such file on this machine; give the path of a Python"
+            " script, or the name of a module (`-m` on the command line)"
+        )
+    if request.working_dir is not None and not request.working_dir.is_dir():
+        raise ConfigError(f"working_dir={str(request.working_dir)!r}: must be a directory")
 
 
 def _find_module(

@@ -153,14 +153,14 @@ class Started:
     err: Path
 
 
-def started(command: list[str], env: Mapping[str, str]) -> Started:
+def started(command: list[str], env: Mapping[str, str], cwd: Path = ROOT) -> Started:
     directory = Path(tempfile.mkdtemp(prefix="submitted-"))
     out, err = directory / "out", directory / "err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
         process = subprocess.Popen(
             command,
             env=env,
-            cwd=ROOT,
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
