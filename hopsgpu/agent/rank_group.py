@@ -46,6 +46,7 @@ from hopsgpu.core.gpu_usage import GpuSample
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.frameworks import accelerate
 from hopsgpu.frameworks.proxies import direct_environment
+from hopsgpu.frameworks.torch import script_environment
 from hopsgpu.gpu.container_gpus import read_container_gpus
 from hopsgpu.gpu.driver_events import GpuEvent
 from hopsgpu.gpu.sampling import NOT_INSTALLED, sampling
@@ -157,7 +158,7 @@ class RankGroup:
             assigned = {
                 **accelerate.environment({*gpus} - simulated),
                 **described["environment"],
-                **self._script_variables(context),
+                **self._script_variables(context, home),
                 # Last, because the user's variables may name other interfaces.
                 **message["shared"],
             }
@@ -200,11 +201,15 @@ class RankGroup:
     def _script_roots(self, home: Path) -> list[str]:
         return [] if self._script is None else self._script.roots(home)
 
-    def _script_variables(self, context: Context) -> dict[str, str]:
-        """Return hopsgpu's variables for scripts, which need not call `context()`."""
+    def _script_variables(self, context: Context, home: Path) -> dict[str, str]:
+        """Return variables for scripts: hopsgpu's own, and those that only torchrun sets."""
         if self._script is None:
             return {}
-        return {"HOPSGPU_MODEL_DIR": str(context.model_dir), "HOPSGPU_RUN_ID": context.run_id}
+        return {
+            "HOPSGPU_MODEL_DIR": str(context.model_dir),
+            "HOPSGPU_RUN_ID": context.run_id,
+            **script_environment(home),
+        }
 
     async def refuse(self, error: OSError) -> None:
         """Report that the ranks cannot be started, except those that already were."""

@@ -11,6 +11,7 @@ which otherwise starts processes of its own or deletes `WORLD_SIZE`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from hopsgpu.core.gang import RankPlacement, World
 
@@ -71,3 +72,16 @@ def environment(
         # Without "=", NCCL treats the name as a prefix: eth1 would match eth10.
         variables["NCCL_SOCKET_IFNAME"] = f"={interface}"
     return variables
+
+
+def script_environment(directory: Path) -> dict[str, str]:
+    """Return the variables that torchrun sets and only scripts read.
+
+    Args:
+        directory: where `torch.distributed.elastic`'s `@record` writes the error of the rank.
+    """
+    return {
+        "TORCHELASTIC_ERROR_FILE": str(directory / "error.json"),
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }

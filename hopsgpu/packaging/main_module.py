@@ -100,8 +100,8 @@ def start_main() -> dict[str, Any]:
     main = ModuleType(_MAIN)
     vars(main).update({"__builtins__": builtins, "__spec__": None, "__package__": None})
     sys.modules[_MAIN] = main
-    # A fork server's name refers to another module.
-    sys.modules.pop(_SPAWNED_MAIN, None)
+    # Values of spawned processes come back under this name, as multiprocessing itself arranges.
+    sys.modules[_SPAWNED_MAIN] = main
     os.environ.pop(VARIABLE, None)
     spawn: Any = importlib.import_module("multiprocessing.spawn")
     spawn.get_preparation_data = getattr(

@@ -106,7 +106,7 @@ def find_files(
 
     Args:
         needed: files that travel although they are ignored, as the script.
-        not_sent: directories, relative to this one, that do not travel.
+        not_sent: directories, relative to this one, whose files do not travel.
         max_bytes: bound of the total size.
 
     Raises:
@@ -160,12 +160,12 @@ def _walk(root: Path, not_sent: Collection[str]) -> Iterator[tuple[str, Path]]:
             path = folder / entry.name
             name = path.relative_to(root).as_posix()
             is_directory = entry.is_dir(follow_symlinks=False)
-            if name in not_sent or _is_ignored(path, is_directory, ignored):
+            if _is_ignored(path, is_directory, ignored):
                 continue
             if is_directory and _is_excluded(path):
                 continue
             yield name, path
-            if is_directory:
+            if is_directory and name not in not_sent:
                 pending.append((path, ignored))
 
 

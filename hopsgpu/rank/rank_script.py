@@ -7,6 +7,7 @@ import runpy
 import shutil
 import sys
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ class RankScript:
         sys.argv[:] = [self.call.target, *self.call.args]
         _set_first_path(str(file.parent))
         main = start_main()
-        main.update({"__file__": str(file), "__cached__": None})
+        loader = SourceFileLoader("__main__", str(file))
+        main.update({"__file__": str(file), "__cached__": None, "__loader__": loader})
         # With the file's full path, tracebacks and `inspect` find its lines.
         code = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
         exec(code, main)
