@@ -1,7 +1,7 @@
 """Run the benchmarks, or those that are named; print tables and write bench.json.
 
 `python -m benchmarks [release | acquisition | cold | search | warm | contention | stores | data |
-score | channel | output | trials | elastic | replay | scale | secure] …`
+score | script | channel | output | trials | elastic | replay | scale | secure] …`
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks import (
     replay,
     scale,
     score,
+    script,
     search,
     secure,
     stores,
@@ -47,6 +48,7 @@ ON_CLUSTER: Mapping[str, Callable[[], object]] = {
     "stores": stores.measure,
     "data": data.measure,
     "score": score.measure,
+    "script": script.measure,
 }
 ALONE: Mapping[str, Callable[[], object]] = {
     "channel": channel.measure,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +18,22 @@ from typing import NamedTuple
 import pytest
 
 from hopsgpu import devcluster
+from hopsgpu.storage.lake_root import default_root
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.cluster.test_gpus import BROKEN, said_by
+from tests.cluster.test_launch import executor_jvms
+from tests.cluster.test_run import (
+    SMALL,
+    copy_of,
+    has_snapshot,
+    losses,
+    losses_of_torchrun,
+    running,
+)
+from tests.cluster.test_submit import ends
 from tests.conftest import gone, gpus_become, until
+from tests.processes import processes_of
 
 # By default the ResourceManager waits ten minutes for a node, and health is looked at every ten.
 CONF = {
@@ -31,7 +44,7 @@ CONF = {
 }
 
 # A node that a test has lost stays so.
-NODES = 3
+NODES = 5
 
 # Beside another cluster's tests an application takes a minute and more to start.
 
@@ -184,8 +197,8 @@ def test_a_node_without_a_usable_gpu_is_unhealthy_and_comes_back(
     own_cluster: Path, tmp_path: Path
 ) -> None:
     manager = resource_manager(own_cluster)
-    with training(own_cluster, tmp_path) as running:
-        host = running.hosts[running.lost]
+    with training(own_cluster, tmp_path) as trained:
+        host = trained.hosts[trained.lost]
 
         def state() -> str:
             return next(node.state for node in manager.nodes() if node.host == host)
@@ -197,10 +210,10 @@ def test_a_node_without_a_usable_gpu_is_unhealthy_and_comes_back(
         ):
             assert until(lambda: state() == "UNHEALTHY")
             assert {n.state for n in manager.nodes() if n.host != host} == {"RUNNING"}
-            said, problem = running.driver.communicate(timeout=HANG_SECONDS)
+            said, problem = trained.driver.communicate(timeout=HANG_SECONDS)
             print(said)
-            assert running.driver.returncode == 3, problem
-            assert f"\nfailed {host} the executor of rank {running.lost} on {host} was lost" in said
+            assert trained.driver.returncode == 3, problem
+            assert f"\nfailed {host} the executor of rank {trained.lost} on {host} was lost" in said
             assert "UNHEALTHY, and an unhealthy node loses all containers; its health" in said
             assert "check says: ERROR" in said
         assert until(lambda: state() == "RUNNING")
@@ -216,11 +229,11 @@ def test_a_node_manager_that_is_killed_does_not_end_the_training(
     own_cluster: Path, tmp_path: Path
 ) -> None:
     """Its containers live on; they are lost for good only when YARN gives the node up."""
-    with training(own_cluster, tmp_path) as running:
-        kill_node_manager(own_cluster, running.hosts[running.lost])
+    with training(own_cluster, tmp_path) as trained:
+        kill_node_manager(own_cluster, trained.hosts[trained.lost])
         (tmp_path / "go").touch()
-        said, problem = running.driver.communicate(timeout=HANG_SECONDS)
-        assert f"values {' '.join(running.hosts)}" in said, problem
+        said, problem = trained.driver.communicate(timeout=HANG_SECONDS)
+        assert f"values {' '.join(trained.hosts)}" in said, problem
         print(said)
 
 
@@ -228,12 +241,64 @@ def test_a_node_manager_that_stays_lost_ends_the_training_and_is_named(
     own_cluster: Path, tmp_path: Path
 ) -> None:
     """Spark is told when YARN gives the node up; the ranks there, out of YARN's reach, end too."""
-    with training(own_cluster, tmp_path) as running:
-        kill_node_manager(own_cluster, running.hosts[running.lost])
-        said, problem = running.driver.communicate(timeout=HANG_SECONDS)
+    with training(own_cluster, tmp_path) as trained:
+        kill_node_manager(own_cluster, trained.hosts[trained.lost])
+        said, problem = trained.driver.communicate(timeout=HANG_SECONDS)
         print(said)
-        assert running.driver.returncode == 3, problem
-        host = running.hosts[running.lost]
-        assert f"\nfailed {host} the executor of rank {running.lost} on {host} was lost" in said
+        assert trained.driver.returncode == 3, problem
+        host = trained.hosts[trained.lost]
+        assert f"\nfailed {host} the executor of rank {trained.lost} on {host} was lost" in said
         assert "its NodeManager was lost: it did not report to the ResourceManager" in said
         assert "Spark says: " in said
+
+
+def node_of(own_cluster: Path, pid: int) -> str:
+    """The node in whose directory a process of a container runs."""
+    return Path(f"/proc/{pid}/cwd").readlink().relative_to(own_cluster / "nodes").parts[0]
+
+
+def kill_node(own_cluster: Path, host: str) -> None:
+    """Kill all that runs on a node at once, as the loss of its power does."""
+    pids = {p for p in processes_of(own_cluster, b"") if node_of_container(own_cluster, p) == host}
+    kill_node_manager(own_cluster, host)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def node_of_container(own_cluster: Path, pid: int) -> str:
+    try:
+        return node_of(own_cluster, pid)
+    except (OSError, ValueError):  # it has ended, or is a daemon
+        return ""
+
+
+def test_a_script_continues_from_its_snapshot_after_the_loss_of_a_node(
+    own_cluster: Path, tmp_path: Path
+) -> None:
+    epochs, ddp = "12", copy_of("ddp", tmp_path)
+    expected = losses_of_torchrun(ddp, "train.py", "--epochs", epochs)
+    for left in ("snapshots", "out"):
+        shutil.rmtree(ddp / left)
+    env = {**os.environ, **devcluster.environment(own_cluster)}
+    command = (*SMALL, "--workers", "2", "--placement", "spread", "--max-restarts", "3")
+    arguments = ("--checkpoint-dir", "snapshots", "train.py", "--epochs", epochs, "--pause", "1.5")
+    run = running(env, ddp, *command, *arguments)
+    try:
+        assert until(lambda: has_snapshot(default_root(env), run)), run.err.read_text()
+        apps = resource_manager(own_cluster).ask("/ws/v1/cluster/apps?states=RUNNING")
+        master = apps["apps"]["app"][0]["amHostHttpAddress"].partition(":")[0]
+        hosts = {node_of(own_cluster, pid) for pid in executor_jvms(own_cluster)}
+        assert len(hosts) == 2
+        kill_node(own_cluster, min(hosts - {master}))
+        ((code, out, err),) = ends(run)
+    finally:
+        run.process.kill()
+    assert code == 0, out + err
+    printed = losses(out)
+    assert dict.fromkeys(printed) == dict.fromkeys(expected), out
+    assert printed[-1] == expected[-1]
+    # The snapshot of an epoch is on the lake before the next one is over.
+    assert len(printed) - len(expected) <= 2, out
+    assert "continues at epoch" in out + err
+    assert gpus_become(resource_manager(own_cluster), 0, seconds=120)
