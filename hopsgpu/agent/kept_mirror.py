@@ -54,16 +54,20 @@ class _PendingFile:
 
 
 class KeptMirror:
-    """The mirror of one rank's directories; use as a context manager, in one thread at a time.
+    """The mirror of directories that the ranks of a container share; used by one thread at a time.
+
+    `close` it at the end.
 
     Args:
         work: the script's working directory.
         directories: the directories to mirror, relative to it.
-        place: directory on the lake for this rank of this attempt.
+        place: directory on the lake for the container's first rank in this attempt.
         restored: names of files that were put back from the lake before the script started.
+        checkpoints: the one of the directories that is put back before another start; or None.
 
     Attributes:
         stop: event, set when no more files are to be uploaded.
+        snapshots: number of rounds that uploaded files of the directory of checkpoints.
     """
 
     def __init__(
@@ -74,13 +78,17 @@ class KeptMirror:
         index: RankIndex,
         restored: frozenset[str] = frozenset(),
         clock: Callable[[], float] = time.monotonic,
+        *,
+        checkpoints: str | None = None,
     ) -> None:
         self._work = work
         self._directories = directories
         self._place = place
         self._attempt, self._rank = index.attempt, index.rank
         self._restored = restored
+        self._checkpoints = checkpoints
         self.stop = threading.Event()
+        self.snapshots = 0
         self._clock = clock
         self._pending: dict[str, _PendingFile] = {}
         self._files: dict[str, tuple[FileFacts, str]] = {}
@@ -88,13 +96,12 @@ class KeptMirror:
         self._round = 0
         self._warned: set[str] = set()
         self._has_waiting_files = False
+        # Names under which a file was renamed or copied into place.
+        self._renamed: set[str] = set()
         # Files that exist before the start are on the lake, or have travelled with the script.
         self._uploaded: dict[str, _State] = dict(self._scan())
 
-    def __enter__(self) -> KeptMirror:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         for name in list(self._pending):
             self._drop(name)
 
@@ -108,9 +115,10 @@ class KeptMirror:
             StoreError: the lake failed.
         """
         warnings = self.poll(is_last=True, was_killed=was_killed)
-        # A poll opens a bounded number of files.
-        while self._has_waiting_files and not was_killed:
-            warnings += self.poll(is_last=True)
+        # A poll opens a bounded number of files, and one version of each.
+        warnings += self.poll(is_last=True, was_killed=was_killed)
+        while self._has_waiting_files:
+            warnings += self.poll(is_last=True, was_killed=was_killed)
         return warnings
 
     def poll(self, *, is_last: bool = False, was_killed: bool = False) -> list[str]:
@@ -123,8 +131,8 @@ class KeptMirror:
         Raises:
             StoreError: the lake failed; the next poll tries again.
         """
-        warnings: list[str] = []
-        present = dict(self._scan(warnings))
+        problems: dict[str, str] = {}
+        present = dict(self._scan(problems))
         now = self._clock()
         self._has_waiting_files = False
         for name in self._pending.keys() - present.keys():
@@ -137,15 +145,19 @@ class KeptMirror:
             ready = list(self._pending)
         elif is_last:
             ready += [n for n in self._pending if n not in ready and self._was_quiet(n)]
+            for name in self._pending.keys() - ready:
+                # It may be incomplete, and must not keep others from being opened.
+                self._uploaded[name] = self._pending[name].state
+                self._drop(name)
         removed = self._find_removed(present)
         missing = {name for name in self._files if name not in present}
         if ready or missing or removed != self._removed:
             self._upload(ready, missing, removed)
-        new = [text for text in dict.fromkeys(warnings) if text not in self._warned]
-        self._warned.update(new)
-        return new
+        warnings = [text for kind, text in problems.items() if kind not in self._warned]
+        self._warned.update(problems)
+        return warnings
 
-    def _scan(self, warnings: list[str] | None = None) -> Iterator[tuple[str, _State]]:
+    def _scan(self, problems: dict[str, str] | None = None) -> Iterator[tuple[str, _State]]:
         count = 0
         for directory in self._directories:
             for parent, _, names in os.walk(self._work / directory):
@@ -160,8 +172,8 @@ class KeptMirror:
                         problem = _problem_of(relative, count)
                         if problem is None:
                             yield relative, _state_of(status)
-                        elif warnings is not None:
-                            warnings.append(problem)
+                        elif problems is not None:
+                            problems.setdefault(*problem)
 
     def _open(self, name: str, now: float) -> None:
         if len(self._pending) >= _MAX_OPEN:
@@ -173,7 +185,12 @@ class KeptMirror:
         except OSError as error:  # it was removed meanwhile, or cannot be read
             log.debug("%s is not mirrored yet: %s", name, error)
             return
-        self._pending[name] = _PendingFile(descriptor, _state_of(os.fstat(descriptor)), now, now)
+        status = os.fstat(descriptor)
+        self._pending[name] = _PendingFile(descriptor, _state_of(status), now, now)
+        # Writing sets both times, a rename only the first. Their clock has steps of milliseconds,
+        # so the times may also be equal after a rename.
+        if status.st_ctime_ns > status.st_mtime_ns:
+            self._renamed.add(name)
 
     def _is_ready(self, name: str, now: float) -> bool:
         pending = self._pending[name]
@@ -190,7 +207,11 @@ class KeptMirror:
         place. Otherwise it must not have been written for two seconds.
         """
         status = os.fstat(self._pending[name].descriptor)
-        if not status.st_nlink or status.st_ctime_ns > status.st_mtime_ns:
+        if not status.st_nlink:
+            return True
+        # A file that is written in place keeps its inode.
+        uploaded = self._uploaded.get(name)
+        if name in self._renamed and (uploaded is None or uploaded[0] != status.st_ino):
             return True
         return time.time() - status.st_mtime >= UNCHANGED_SECONDS
 
@@ -204,6 +225,17 @@ class KeptMirror:
     def _upload(self, ready: Sequence[str], missing: set[str], removed: frozenset[str]) -> None:
         self._round += 1
         number = str(self._round)
+        try:
+            self._upload_round(number, ready, missing, removed)
+        except BaseException:
+            # Otherwise each failed round would leave files that no index lists.
+            with contextlib.suppress(StoreError):
+                (self._place / number).remove()
+            raise
+
+    def _upload_round(
+        self, number: str, ready: Sequence[str], missing: set[str], removed: frozenset[str]
+    ) -> None:
         before = {name: self._pending[name].state for name in ready}
         sources = {name: Path(f"/proc/self/fd/{self._pending[name].descriptor}") for name in ready}
         facts = {}
@@ -220,23 +252,29 @@ class KeptMirror:
         self._place.make()
         index_file(self._place).replace(index.dump())
         self._files, self._removed = files, removed
+        if any(name.startswith(f"{self._checkpoints}/") for name in unchanged):
+            self.snapshots += 1
         for name in ready:
             if name in unchanged:
                 self._uploaded[name] = before[name]
             self._drop(name)
+        for name in missing:
+            self._uploaded.pop(name, None)
         log.debug(
             "rank %d: mirrored %d files, removed %d", self._rank, len(unchanged), len(missing)
         )
+        superseded += [(name, number) for name in ready if name not in unchanged]
         for name, old in superseded:
             with contextlib.suppress(StoreError):  # an unlisted file does no harm
                 (self._place / old / name).remove()
 
 
-def _problem_of(name: str, count: int) -> str | None:
+def _problem_of(name: str, count: int) -> tuple[str, str] | None:
+    """Return the kind of problem that keeps a file from the lake, and a warning; or None."""
     if count > _MAX_FILES:
-        return f"only the first {_MAX_FILES} files of the kept directories are on the lake"
+        return "count", f"only the first {_MAX_FILES} files of the kept directories are on the lake"
     if not is_path_below(name):
-        return f"{name!r} is not on the lake: the lake does not accept its name"
+        return "name", f"{name!r} is not on the lake: the lake does not accept its name"
     return None
 
 

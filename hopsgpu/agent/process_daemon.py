@@ -204,7 +204,8 @@ class DaemonServer:
         self._pool.serve(ServerRequest(client, message["do"], spec, message, reply))
 
     def _make_temporary(self, client: TaskConnection, directory: Path) -> Path:
-        (directory / files.TEMPORARY).mkdir(mode=0o700)
+        # The ranks of a script share a directory, which exists already.
+        (directory / files.TEMPORARY).mkdir(mode=0o700, exist_ok=True)
         link = self._links.add(directory)
         client.links.add(link)
         return link / files.TEMPORARY

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hopsgpu.agent.daemon_client import DaemonClient
-from hopsgpu.agent.kept_mirror import KeptMirror
 from hopsgpu.agent.oom_kills import oom_kills
 from hopsgpu.agent.rank_environment import (
     ServerSpec,
@@ -37,7 +36,7 @@ from hopsgpu.agent.rank_process import RankProcess, RankProcessExit
 from hopsgpu.agent.script_files import ScriptFiles
 from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.unsaved_results import unsaved_results
-from hopsgpu.agent.uploader import RankUploads
+from hopsgpu.agent.uploader import MirrorUploads, RankUploads
 from hopsgpu.artifacts.checkpoints import SaveResult
 from hopsgpu.control.channel import Channel, Message
 from hopsgpu.core import metrics
@@ -115,6 +114,11 @@ class RankGroup:
         self._ranks: dict[int, RankProcess] = {}
         fields = message.fields.get("script")
         self._script = None if fields is None else ScriptFiles.parse(fields, message.payload)
+        # The directory that a script's ranks share, and its mirror.
+        self._shared: Path | None = None
+        self._mirror: MirrorUploads | None = None
+        self._exits: list[RankProcessExit] = []
+        self._resources = contextlib.AsyncExitStack()
         # Ranks whose exits were reported, or are about to be.
         self._ended: set[int] = set()
         self._has_failed = False
@@ -142,6 +146,7 @@ class RankGroup:
         spec = spec_of(message, python)
         # Run in a thread: a download may take minutes.
         homes = await asyncio.to_thread(self._prepare_homes)
+        await self._start_mirror()
         simulated = read_container_gpus().simulated_addresses
         self._oom_kills_before = oom_kills()
         while daemon.warnings:
@@ -153,7 +158,7 @@ class RankGroup:
                 # Run in a thread: the event loop must keep sending heartbeats.
                 await asyncio.to_thread((home / DATA).write_bytes, shard)
             context = Context.from_fields(described["context"], self._model_dir(home))
-            path = [*self._script_roots(home), *roots, *python.packages, package_path()]
+            path = [*self._script_roots(), *roots, *python.packages, package_path()]
             gpus = described["context"]["gpus"]
             assigned = {
                 **accelerate.environment({*gpus} - simulated),
@@ -189,17 +194,52 @@ class RankGroup:
             restored = script.download_restored(self._directory)
         except HopsGpuError as error:
             raise OSError(str(error)) from error
+        self._shared = shared = script.copy_to(unpacked, restored, self._directory)
         for home in homes.values():
-            script.copy_to(unpacked, restored, home)
+            script.link(shared, home)
         return homes
+
+    @property
+    def _first_rank(self) -> int:
+        """The rank that stands for the container where its ranks share files."""
+        return min(int(described["context"]["rank"]) for described in self._message["ranks"])
+
+    async def _start_mirror(self) -> None:
+        """Mirror the script's directories, until `_finish_mirror`."""
+        if self._script is None or self._shared is None:
+            return
+        attempt, first = self._message["attempt"], self._first_rank
+        # Run in a thread: the directories may have many files.
+        mirror = await asyncio.to_thread(
+            self._script.mirror, self._run_url, attempt, first, self._shared
+        )
+        if mirror is not None:
+            on_saved = functools.partial(self._report_saved, first)
+            uploads = MirrorUploads(mirror, self._stopping, self._warn, on_saved)
+            self._mirror = await self._resources.enter_async_context(uploads)
+
+    async def _finish_mirror(
+        self, rank_exit: RankProcessExit, report_progress: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Record an exit; after the last one of the container, upload what the ranks have left."""
+        self._exits.append(rank_exit)
+        if self._mirror is None or len(self._exits) < len(self._message["ranks"]):
+            return
+        await self._mirror.finish(
+            report_progress,
+            has_returned=not any(map(_has_failed, self._exits)),
+            was_killed=any(end.signal is not None for end in self._exits),
+        )
 
     def _model_dir(self, home: Path) -> Path:
         script = self._script
         kept = None if script is None else script.kept.model
         return home / "model" if kept is None else home / WORK / kept
 
-    def _script_roots(self, home: Path) -> list[str]:
-        return [] if self._script is None else self._script.roots(home)
+    def _script_roots(self) -> list[str]:
+        if self._script is None or self._shared is None:
+            return []
+        return self._script.roots(self._shared)
 
     def _script_variables(self, context: Context, home: Path) -> dict[str, str]:
         """Return variables for scripts: hopsgpu's own, and those that only torchrun sets."""
@@ -315,6 +355,7 @@ class RankGroup:
         await self.stop()
         if self._watching:
             await asyncio.wait(self._watching)
+        await self._resources.aclose()
         self._remove_links()
         await self._remove(self._directory)
 
@@ -327,6 +368,7 @@ class RankGroup:
         if len(self._ended) < len(self._message["ranks"]):
             await self.end()
             return
+        await self._resources.aclose()
         self._remove_links()
         # The next attempt may have the same name, and must not wait for the removal.
         with contextlib.suppress(FileNotFoundError):
@@ -347,6 +389,9 @@ class RankGroup:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     def model_dir(self, rank: int) -> Path:
+        if self._script is not None and rank != self._first_rank:
+            # The first rank publishes the files that all ranks of the container have left.
+            return self._directory / f"rank-{rank}" / "model"
         return self._ranks[rank].model_dir
 
     async def _run(
@@ -356,7 +401,6 @@ class RankGroup:
             reserve_outcome(rank.directory)
             self._proposals[rank.rank] = ProposalWords(rank.directory)
             blocked = BlockedTime(rank.directory)
-            mirror = await asyncio.to_thread(self._mirror_of, rank)
             started = await rank.start(call)
         except OSError as error:
             await self._report_not_started(rank.rank, error, was_stopped=rank.was_stopped)
@@ -377,8 +421,7 @@ class RankGroup:
                 self._dropping,
                 self._warn,
                 functools.partial(self._report_saved, rank.rank),
-                mirror=mirror,
-                tensorboard=self._tensorboard_dir(rank.directory),
+                tensorboard=self._tensorboard_dir(rank),
             ) as uploads:
                 await self._watch(rank, gpus, kill, uploads, blocked)
         finally:
@@ -386,15 +429,11 @@ class RankGroup:
             if (rank.directory / KEPT).exists():
                 await asyncio.to_thread(shutil.rmtree, rank.directory / KEPT, ignore_errors=True)
 
-    def _mirror_of(self, rank: RankProcess) -> KeptMirror | None:
-        if self._script is None:
-            return None
-        attempt = self._message["attempt"]
-        return self._script.mirror(self._run_url, attempt, rank.rank, rank.directory)
-
-    def _tensorboard_dir(self, home: Path) -> Path | None:
+    def _tensorboard_dir(self, rank: RankProcess) -> Path | None:
         kept = None if self._script is None else self._script.kept.tensorboard
-        return None if kept is None else home / WORK / kept
+        if kept is None or rank.rank != self._first_rank:
+            return None
+        return rank.directory / WORK / kept
 
     async def _report_not_started(self, rank: int, error: OSError, *, was_stopped: bool) -> None:
         log.info("%s: rank %d not started: %s", self.run_id, rank, error)
@@ -475,19 +514,19 @@ class RankGroup:
         for text in unsaved:
             await self._warn(text)
         # Other ranks may wait for this one. The driver can stop them before the upload ends.
-        await self._report_failing(rank.rank, rank_exit, is_due=is_failing and uploads.is_behind)
+        is_behind = uploads.is_behind or self._mirror is not None
+        await self._report_failing(rank.rank, rank_exit, is_due=is_failing and is_behind)
         # The next attempt starts once all exits are reported, and all its ranks must see the same
         # checkpoints.
         report_saving = functools.partial(self._notify, "saving", rank=rank.rank)
-        await uploads.finish(
-            report_saving,
-            has_returned=has_returned and not rank_exit.was_stopped,
-            was_killed=rank_exit.signal is not None,
-        )
+        await uploads.finish(report_saving, has_returned=has_returned and not rank_exit.was_stopped)
+        await self._finish_mirror(rank_exit, report_saving)
         explained = _with_cause(rank_exit, problems, seen.events if was_killed else ())
         await self._report(rank.rank, explained, seen.events)
 
     def _unsaved_results(self, rank: RankProcess) -> list[str]:
+        if self._script is not None and rank.rank != self._first_rank:
+            return []
         kept = () if self._script is None else self._script.kept.all
         return unsaved_results(rank.rank, rank.directory / WORK, kept)
 
@@ -615,6 +654,10 @@ class RankGroup:
                 f"{(self._run_url / name).url} was not written within {_VALUE_SECONDS:g} s"
             ) from error
         return _ReturnedValue(file={"name": name, "digest": hashlib.sha256(value).hexdigest()})
+
+
+def _has_failed(rank_exit: RankProcessExit) -> bool:
+    return rank_exit.was_stopped or rank_exit.outcome.get("status") not in SUCCESSFUL
 
 
 def _exit_without_status(outcome: Mapping[str, str], *, was_stopped: bool) -> RankProcessExit:

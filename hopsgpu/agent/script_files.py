@@ -1,4 +1,8 @@
-"""The files of a script on a node: unpacked once for all containers, copied for each rank."""
+"""The files of a script on a node: unpacked once for all containers, copied for each container.
+
+As under torchrun, the ranks of a container share the working directory, HOME and TMPDIR: rank 0 may
+write what the others read.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from hopsgpu.artifacts.kept_files import KeptFile, RankIndex, download, place_of
 from hopsgpu.errors import StoreError
 from hopsgpu.packaging.python_env import archives
 from hopsgpu.packaging.script import KeptDirectories, StoredScript
-from hopsgpu.rank.files import WORK
+from hopsgpu.rank.files import TEMPORARY, WORK
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.error_messages import DAMAGED
 from hopsgpu.storage.lake import LakePath
@@ -23,6 +27,9 @@ from hopsgpu.storage.node_copies import ensure_copy, shared_directories
 
 _DIRECTORY = "hopsgpu-scripts"
 _RESTORED = "restored"
+# Name in the attempt's directory.
+_SHARED = "shared"
+_HOME = "home"
 
 
 @dataclass(frozen=True)
@@ -120,17 +127,23 @@ class ScriptFiles:
         download(self.restored, LakePath(self.restored_from), target)
         return target
 
-    def copy_to(self, unpacked: Path, restored: Path, home: Path) -> None:
-        """Give a rank its own copy of the script, with the files that are put back.
+    def copy_to(self, unpacked: Path, restored: Path, directory: Path) -> Path:
+        """Copy the script for the ranks of a container, with the files that are put back.
 
         Args:
-            home: the rank's directory.
+            directory: the directory of the container's attempt.
+
+        Returns:
+            The directory that the ranks share.
 
         Raises:
             OSError: the directory cannot be written.
         """
+        home = directory / _SHARED
         for source, target in (("work", WORK), ("script", "script"), ("modules", "modules")):
             shutil.copytree(unpacked / source, home / target, symlinks=True)
+        for name in (_HOME, TEMPORARY):
+            (home / name).mkdir(mode=0o700)
         if self.kept.checkpoints is not None and self.restored:
             # The lake's files replace those that have travelled with the script.
             shutil.rmtree(home / WORK / self.kept.checkpoints, ignore_errors=True)
@@ -138,16 +151,33 @@ class ScriptFiles:
             target_file = home / WORK / file.name
             target_file.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(restored / file.name, target_file)
+        return home
+
+    def link(self, shared: Path, rank_directory: Path) -> None:
+        """Let a rank use the shared directories as its own.
+
+        Raises:
+            OSError: the directory cannot be written.
+        """
+        for name in (WORK, _HOME, TEMPORARY):
+            (rank_directory / name).symlink_to(shared / name)
 
     def roots(self, home: Path) -> list[str]:
         """Return the directories that a rank imports the user's modules from."""
-        return [str(home / "modules" / str(number)) for number in range(self.stored.roots)]
+        modules = [str(home / "modules" / str(number)) for number in range(self.stored.roots)]
+        return [*(str(home / WORK / path) for path in self.stored.paths), *modules]
 
     def mirror(self, run: LakePath, attempt: int, rank: int, home: Path) -> KeptMirror | None:
-        """Return the mirror of a rank's directories; None if none is kept."""
+        """Return the mirror of the shared directories; None if none is kept.
+
+        Args:
+            rank: the first rank of the container.
+            home: what `copy_to` returned.
+        """
         directories: Sequence[str] = self.kept.mirrored_paths
         if not directories:
             return None
         names = frozenset(file.name for file in self.restored)
         place, index = run / place_of(attempt, rank), RankIndex(attempt, rank)
-        return KeptMirror(home / WORK, directories, place, index, names)
+        checkpoints = self.kept.checkpoints
+        return KeptMirror(home / WORK, directories, place, index, names, checkpoints=checkpoints)

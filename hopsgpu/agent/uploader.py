@@ -77,7 +77,6 @@ class RankUploads:
     Args:
         stopping: event, set when the attempt must end.
         dropping: event, set when no attempt will resume from checkpoints that are not uploaded yet.
-        mirror: mirrors directories of the rank's script; None if none is kept.
         tensorboard: a directory that is uploaded besides `context().log_dir`.
     """
 
@@ -91,7 +90,6 @@ class RankUploads:
         on_saved: Callable[[SaveResult], Awaitable[None]],
         limits: UploadLimits = UploadLimits(),  # noqa: B008 - immutable
         *,
-        mirror: KeptMirror | None = None,
         tensorboard: Path | None = None,
     ) -> None:
         self._limits = limits
@@ -112,53 +110,40 @@ class RankUploads:
         self._log_dirs = [
             LogDirUploader(log_dir, target, self._logging.stop) for log_dir in log_dirs
         ]
-        self._mirror = mirror
-        self._was_killed = False
-        stop = threading.Event() if mirror is None else mirror.stop
-        self._mirroring = _UploadThread(ThreadPoolExecutor(1, "hopsgpu-mirror"), stop)
 
     async def __aenter__(self) -> RankUploads:
         self._saving.start(self._upload_saves())
         self._logging.start(self._upload_logs())
-        if self._mirror is not None:
-            self._mirroring.start(self._mirror_files(self._mirror))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         tasks = []
-        for thread in (self._saving, self._logging, self._mirroring):
+        for thread in (self._saving, self._logging):
             thread.stop.set()
+            assert thread.task is not None
+            thread.task.cancel()
             thread.pool.shutdown(wait=False)
-            if thread.task is not None:
-                thread.task.cancel()
-                tasks.append(thread.task)
+            tasks.append(thread.task)
         # Errors were reported as warnings. They must not stop other ranks of the container.
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def is_behind(self) -> bool:
-        return bool(self._saves.pending()) or self._mirror is not None
+        return bool(self._saves.pending())
 
     async def finish(
-        self,
-        report_progress: Callable[[], Awaitable[None]],
-        *,
-        has_returned: bool,
-        was_killed: bool = False,
+        self, report_progress: Callable[[], Awaitable[None]], *, has_returned: bool
     ) -> None:
         """Wait, within bounded time, until all files are uploaded; warn of missing ones.
 
         Args:
             report_progress: is awaited every `report_seconds` during the wait.
-            was_killed: whether a signal ended the rank, so that a file may be incomplete.
         """
-        self._was_killed = was_killed
         self._ended.set()
         now = time.monotonic()
         limits = self._limits
         seconds = self._save_seconds() if has_returned else limits.failed_save_seconds
         self._saving.deadline, self._logging.deadline = now + seconds, now + limits.log_seconds
-        self._mirroring.deadline = now + seconds
         if pending := len(self._saves.pending()):
             if self._dropping.is_set():
                 log.info("rank %d has ended: abandons %d checkpoints", self._rank, pending)
@@ -166,16 +151,14 @@ class RankUploads:
             else:
                 text = "rank %d has ended: uploads %d checkpoints for at most %.0f s"
                 log.info(text, self._rank, pending, seconds)
-        threads = (self._saving, self._logging, self._mirroring)
+        threads = (self._saving, self._logging)
         while tasks := [t.task for t in threads if t.task is not None and not t.task.done()]:
             await asyncio.wait(tasks, timeout=limits.report_seconds)
             if all(task.done() for task in tasks):
                 break
             now = time.monotonic()
             if self._stopping.is_set():
-                latest = now + limits.failed_save_seconds
-                self._saving.deadline = min(self._saving.deadline, latest)
-                self._mirroring.deadline = min(self._mirroring.deadline, latest)
+                self._saving.deadline = min(self._saving.deadline, now + limits.failed_save_seconds)
             for thread in threads:
                 thread.stop_if_overdue(now)
             await report_progress()
@@ -199,12 +182,6 @@ class RankUploads:
             await self._warn_and_log(
                 f"the last TensorBoard logs of rank {self._rank} did not reach the lake: their"
                 f" upload was abandoned after {self._limits.log_seconds:g} s"
-            )
-
-        if self._mirror is not None and self._mirroring.stop.is_set():
-            await self._warn_and_log(
-                f"the last files of rank {self._rank}'s kept directories did not reach the lake:"
-                f" their upload was abandoned after at most {seconds:.0f} s"
             )
 
     async def _warn_and_log(self, warning: str) -> None:
@@ -250,30 +227,111 @@ class RankUploads:
             if is_last:
                 return
 
-    async def _mirror_files(self, mirror: KeptMirror) -> None:
-        """Mirror the rank's directories until its exit; warn once per kind of problem."""
-        loop, pool = asyncio.get_running_loop(), self._mirroring.pool
-        reported = ""
-        with mirror:
-            while True:
-                is_last, pause = self._ended.is_set(), _MIRROR_SECONDS
-                finish = functools.partial(mirror.finish, was_killed=self._was_killed)
-                try:
-                    warnings = await loop.run_in_executor(pool, finish if is_last else mirror.poll)
-                except Exception as error:  # noqa: BLE001 - warns once, and retries
-                    problem, pause = explain_problem(error), _MIRROR_RETRY_SECONDS
-                    when = "" if is_last else " yet"
-                    warnings = [f"kept files are not on the lake{when}: {problem}"]
-                    if problem == reported and not is_last:
-                        warnings = []
-                    reported = problem
-                for warning in warnings:
-                    await self._warn(f"rank {self._rank}: {warning}")
-                if is_last:
-                    return
-                await self._pause(pause)
-
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()
+
+
+class MirrorUploads:
+    """Context manager that mirrors directories of a script to the lake; see `finish`.
+
+    The ranks of a container share the directories, so one mirror serves all of them.
+
+    Args:
+        stopping: event, set when the attempt must end.
+    """
+
+    def __init__(
+        self,
+        mirror: KeptMirror,
+        stopping: asyncio.Event,
+        warn: Callable[[str], Awaitable[None]],
+        on_saved: Callable[[SaveResult], Awaitable[None]],
+        limits: UploadLimits = UploadLimits(),  # noqa: B008 - immutable
+    ) -> None:
+        self._mirror = mirror
+        self._stopping = stopping
+        self._warn = warn
+        self._on_saved = on_saved
+        self._limits = limits
+        self._ended = asyncio.Event()
+        self._was_killed = False
+        pool = ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-mirror")
+        self._thread = _UploadThread(pool, mirror.stop)
+
+    async def __aenter__(self) -> MirrorUploads:
+        self._thread.start(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        thread = self._thread
+        thread.stop.set()
+        assert thread.task is not None
+        thread.task.cancel()
+        # The thread may still read the mirror's files.
+        await asyncio.to_thread(thread.pool.shutdown)
+        await asyncio.gather(thread.task, return_exceptions=True)
+        self._mirror.close()
+
+    async def finish(
+        self,
+        report_progress: Callable[[], Awaitable[None]],
+        *,
+        has_returned: bool,
+        was_killed: bool,
+    ) -> None:
+        """Wait, within bounded time, until the files that ranks have left are uploaded.
+
+        Args:
+            report_progress: is awaited every `report_seconds` during the wait.
+            has_returned: whether no rank failed or was stopped.
+            was_killed: whether a signal ended a rank, so that a file may be incomplete.
+        """
+        self._was_killed = was_killed
+        self._ended.set()
+        limits, thread = self._limits, self._thread
+        seconds = limits.save_seconds if has_returned else limits.failed_save_seconds
+        thread.deadline = time.monotonic() + seconds
+        assert thread.task is not None
+        while not thread.task.done():
+            await asyncio.wait([thread.task], timeout=limits.report_seconds)
+            now = time.monotonic()
+            if self._stopping.is_set():
+                thread.deadline = min(thread.deadline, now + limits.failed_save_seconds)
+            thread.stop_if_overdue(now)
+            await report_progress()
+        if thread.stop.is_set():
+            await self._warn(
+                "the last files of the kept directories did not reach the lake: their upload was"
+                f" abandoned after at most {seconds:.0f} s"
+            )
+
+    async def _run(self) -> None:
+        """Mirror until the ranks have exited; warn once per kind of problem."""
+        mirror, loop = self._mirror, asyncio.get_running_loop()
+        reported, snapshots = "", 0
+        while True:
+            is_last, pause = self._ended.is_set(), _MIRROR_SECONDS
+            finish = functools.partial(mirror.finish, was_killed=self._was_killed)
+            poll = finish if is_last else mirror.poll
+            try:
+                warnings = await loop.run_in_executor(self._thread.pool, poll)
+            except Exception as error:  # noqa: BLE001 - warns once, and retries
+                problem, pause = explain_problem(error), _MIRROR_RETRY_SECONDS
+                when = "" if is_last else " yet"
+                warnings = [f"kept files are not on the lake{when}: {problem}"]
+                if problem == reported and not is_last:
+                    warnings = []
+                reported = problem
+            for warning in warnings:
+                await self._warn(warning)
+            if mirror.snapshots != snapshots:
+                # An elastic gang may change its size now.
+                snapshots = mirror.snapshots
+                await self._on_saved(SaveResult(snapshots, is_complete=True))
+            if is_last:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._ended.wait()

@@ -106,6 +106,7 @@ class PackableScript:
 
     Attributes:
         beside: the script's own file if the working directory does not contain it, else None.
+        paths: directories in the working directory that modules are imported from.
         needs: top-level modules that the ranks' Python must have.
     """
 
@@ -115,6 +116,7 @@ class PackableScript:
     modules: PackedModules
     foreseen: StaticFindings
     needs: tuple[str, ...]
+    paths: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -167,6 +169,7 @@ class PackableScript:
             python_environments.archive_of(root, key, description).url,
             str(description["digest"]),
             int(description["roots"]),
+            self.paths,
         )
 
     def _pack(self, archive: Path, stop: threading.Event) -> None:
@@ -281,19 +284,23 @@ def find_script(
     check_exists(request)
     file = Path(request.target)
     source = _source_of(file)
-    inside = _name_inside(request.working_dir, file)
+    inside, beside = _name_inside(request.working_dir, file), file.resolve().parent
+    directory = _directory(request, () if inside is None else (inside,), kept, max_bytes)
+    names = [item.name for item in imports_of_source("__main__", source, is_package=False)]
+    imported = _imported_modules(names, directory, beside)
+    roots: list[ImportRoot | Path] = [imported.root]
     if inside is None:
-        directory = _directory(request, (), kept, max_bytes)
-        roots: list[ImportRoot | Path] = [root_of_script(file)]
-        target, beside = f"../script/{file.name}", file
-    else:
-        directory = _directory(request, (inside,), kept, max_bytes)
-        target, beside = inside, None
-        names = [item.name for item in imports_of_source("__main__", source, is_package=False)]
-        roots = _roots_elsewhere(names, directory, file.resolve().parent)
+        roots = [root_of_script(file)]
     modules = pack_modules(roots)
-    foreseen = scan_script(source, _module_sources(directory, file.resolve().parent, modules))
-    return PackableScript(ScriptCall(FILE, target, words), directory, beside, modules, foreseen, ())
+    return PackableScript(
+        ScriptCall(FILE, f"../script/{file.name}" if inside is None else inside, words),
+        directory,
+        file if inside is None else None,
+        modules,
+        scan_script(source, _module_sources(directory, [beside, *imported.paths], modules)),
+        (),
+        imported.relative_paths(directory),
+    )
 
 
 def check_exists(request: ScriptRequest) -> None:
@@ -320,24 +327,20 @@ def _find_module(
             " give the name of a module, or the path of a Python file"
         )
     directory = _directory(request, (), kept, max_bytes)
-    roots: list[ImportRoot | Path] = _roots_elsewhere([name, f"{name}.__main__"], directory, beside)
-    if is_beside and directory is None:
-        # Without a working directory, the module's own package travels as a module.
-        sources = users_module_sources([name, f"{name}.__main__"], ImportReader(), beside)
-        roots = [ImportRoot(None, sources)]
-    modules = pack_modules(roots)
-    sources_by_name = _module_sources(directory, beside, modules)
-    source = next(
-        (sources_by_name[n][0] for n in (f"{name}.__main__", name) if n in sources_by_name), ""
-    )
-    is_sent = is_beside or top in modules.names
+    imported = _imported_modules([name, f"{name}.__main__"], directory, beside)
+    modules = pack_modules([imported.root])
+    sources = _module_sources(directory, [beside, *imported.paths], modules)
+    run = next((n for n in (f"{name}.__main__", name) if n in sources), name)
+    text, _ = sources.get(run, ("", False))
+    is_sent = is_beside or bool(imported.paths) or top in modules.names
     return PackableScript(
         ScriptCall(MODULE, name, words),
         directory,
         None,
         modules,
-        scan_script(source, sources_by_name),
+        scan_script(text, sources, run),
         () if is_sent else (top,),
+        imported.relative_paths(directory),
     )
 
 
@@ -375,17 +378,49 @@ def _directory(
     )
 
 
-def _roots_elsewhere(
+@dataclass(frozen=True)
+class _ImportedModules:
+    """The user's modules that a script imports.
+
+    Attributes:
+        root: modules that the working directory does not contain.
+        paths: directories in the working directory that contain the others.
+    """
+
+    root: ImportRoot
+    paths: tuple[Path, ...]
+
+    def relative_paths(self, directory: WorkingDirectory | None) -> tuple[str, ...]:
+        if directory is None:
+            return ()
+        return tuple(path.relative_to(directory.path).as_posix() for path in self.paths)
+
+
+def _imported_modules(
     names: Sequence[str], directory: WorkingDirectory | None, beside: Path
-) -> list[ImportRoot | Path]:
-    """Return roots with the user's modules that the working directory does not contain."""
-    sources = users_module_sources(names, ImportReader(), beside)
-    by_root: dict[Path | None, list[ModuleSource]] = {}
-    for source in sources:
-        path = source.path.resolve()
-        if directory is None or not path.is_relative_to(directory.path):
-            by_root.setdefault(source.root, []).append(source)
-    return [ImportRoot(None, tuple(below)) for below in by_root.values()]
+) -> _ImportedModules:
+    """Find the user's modules that a script imports.
+
+    Args:
+        beside: the directory that the script itself imports from first.
+    """
+    elsewhere: list[ModuleSource] = []
+    paths: dict[Path, None] = {}
+    for source in users_module_sources(names, ImportReader(), beside):
+        root = None if source.root is None else source.root.resolve()
+        if directory is None or root is None or not _has_travelled(source, directory):
+            # Also a module that .gitignore names: the script needs it.
+            elsewhere.append(source)
+        elif root != beside:
+            paths[root] = None
+    return _ImportedModules(ImportRoot(None, tuple(elsewhere)), tuple(paths))
+
+
+def _has_travelled(source: ModuleSource, directory: WorkingDirectory) -> bool:
+    path = source.path.resolve()
+    if not path.is_relative_to(directory.path):
+        return False
+    return path.relative_to(directory.path).as_posix() in directory.files
 
 
 def _source_of(file: Path) -> str:
@@ -396,16 +431,20 @@ def _source_of(file: Path) -> str:
 
 
 def _module_sources(
-    directory: WorkingDirectory | None, beside: Path, modules: PackedModules
+    directory: WorkingDirectory | None, roots: Sequence[Path], modules: PackedModules
 ) -> dict[str, tuple[str, bool]]:
-    """Return the user's modules by dotted name, as the script finds them."""
+    """Return the user's modules by dotted name, as the script finds them.
+
+    Args:
+        roots: directories in the working directory that the script imports from.
+    """
     sources: dict[str, tuple[str, bool]] = {}
-    for name in () if directory is None else directory.files:
-        path = directory.path / name if directory is not None else Path(name)
-        if not name.endswith(".py") or not path.is_relative_to(beside):
-            continue
-        if path.is_file() and path.stat().st_size <= _MAX_SOURCE:
-            _add_source(sources, path.relative_to(beside).parts, _source_of(path))
+    files = [] if directory is None else [directory.path / name for name in directory.files]
+    for root in roots:
+        for path in files:
+            is_module = path.suffix == ".py" and path.is_relative_to(root) and path.is_file()
+            if is_module and path.stat().st_size <= _MAX_SOURCE:
+                _add_source(sources, path.relative_to(root).parts, _source_of(path))
     with zipfile.ZipFile(io.BytesIO(modules.archive)) as archive:
         for entry in archive.infolist():
             if entry.filename.endswith(".py") and entry.file_size <= _MAX_SOURCE:

@@ -92,15 +92,19 @@ def scan_function(function: Callable[..., Any], modules: PackedModules) -> Stati
     return _findings(_reachable_code(function, modules))
 
 
-def scan_script(source: str, modules: Mapping[str, tuple[str, bool]]) -> StaticFindings:
+def scan_script(
+    source: str, modules: Mapping[str, tuple[str, bool]], name: str = "__main__"
+) -> StaticFindings:
     """Predict the imports and settings of a script, and of the modules that it imports.
 
     Args:
         source: the script's text.
         modules: the user's modules by dotted name: text, and whether the module is a package.
+        name: the script's dotted name, if it runs as a module.
     """
-    imports = imports_of_source("__main__", source, is_package=False)
-    pending = [_Module(item.name, True) for item in imports]
+    imports = imports_of_source(name, source, is_package=False)
+    packages = [name.rpartition(".")[0]] if "." in name else []
+    pending = [_Module(imported, True) for imported in (*packages, *(i.name for i in imports))]
     names: set[str] = set()
     for node, _ in walk_executed(parse_source(source)):
         names.update(filter(None, (getattr(node, "id", None), getattr(node, "attr", None))))

@@ -123,15 +123,18 @@ class StoredScript:
         url: URL of the archive, which has the directories `work` and `modules/0`, `modules/1`, …
         digest: SHA-256 of the archive.
         roots: number of directories of modules.
+        paths: directories in the working directory that ranks import from, besides the script's.
     """
 
     url: str
     digest: str
     roots: int
+    paths: tuple[str, ...] = ()
 
     def as_fields(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_fields(cls, values: Mapping[str, Any]) -> StoredScript:
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
+        by_name = {field.name: values[field.name] for field in fields(cls)}
+        return cls(**{**by_name, "paths": tuple(values["paths"])})

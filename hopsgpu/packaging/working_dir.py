@@ -46,12 +46,14 @@ class WorkingDirectory:
         files: paths relative to the directory, sorted.
         bytes: their total size.
         warnings: what is left out although the user may expect it.
+        copied_links: links that travel as copies of their targets.
     """
 
     path: Path
     files: tuple[str, ...]
     bytes: int
     warnings: tuple[str, ...] = ()
+    copied_links: frozenset[str] = frozenset()
 
     def digest(self, stop: threading.Event) -> str:
         """Return the SHA-256 of the files' names, modes and contents.
@@ -65,7 +67,7 @@ class WorkingDirectory:
         for name in self.files:
             path = self.path / name
             try:
-                if path.is_symlink():
+                if path.is_symlink() and name not in self.copied_links:
                     described = ["link", str(path.readlink())]
                 elif path.is_dir():
                     described = ["directory"]
@@ -87,7 +89,9 @@ class WorkingDirectory:
         for name in self.files:
             _check_stop(stop)
             try:
-                _add(archive, self.path / name, f"{below}/{name}")
+                path = self.path / name
+                is_copied = name in self.copied_links
+                _add(archive, path.resolve() if is_copied else path, f"{below}/{name}")
             except OSError as error:
                 raise _unreadable_error(self.path / name, error) from error
 
@@ -127,6 +131,8 @@ def find_files(
                 f"working_dir={str(directory)!r} has more than {_MAX_FILES} files: name in"
                 " .hopsgpuignore what the script does not need, or put the data on the lake"
             )
+    copied_links = {name for name in needed if name in skipped_links}
+    skipped_links = [name for name in skipped_links if name not in copied_links]
     for name in needed:
         sizes.setdefault(name, (root / name).stat().st_size)
     total = sum(sizes.values())
@@ -140,7 +146,8 @@ def find_files(
             f" nothing: {listed}"
         )
     log.debug("working directory %s: %d files, %d bytes", root, len(sizes), total)
-    return WorkingDirectory(root, tuple(sorted(sizes)), total, tuple(warnings))
+    files = tuple(sorted(sizes))
+    return WorkingDirectory(root, files, total, tuple(warnings), frozenset(copied_links))
 
 
 def _walk(root: Path, not_sent: Collection[str]) -> Iterator[tuple[str, Path]]:
@@ -209,8 +216,11 @@ def _above(root: Path) -> Iterator[_Ignored]:
                 break
         else:
             return
-    for parent in reversed(parents):
-        yield from _ignore_files_of(parent)
+    rules = [rule for parent in reversed(parents) for rule in _ignore_files_of(parent)]
+    below_repository = [root, *parents[:-1]]
+    # Where the repository ignores the directory itself, its rules say nothing about the files.
+    if not any(_is_ignored(path, True, rules) for path in below_repository):
+        yield from rules
 
 
 def _is_ignored(path: Path, is_directory: bool, ignored: Sequence[_Ignored]) -> bool:
