@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
+import hopsgpu
 from hopsgpu import ModelStore
 from hopsgpu.artifacts.kept_files import read_kept
 from hopsgpu.artifacts.runs import RunStore
@@ -45,6 +47,13 @@ if __name__ == "__main__":
     note = pickle.loads(pickle.dumps(Note(open("config/words.txt").read())))
     print("found", note.text, elsewhere.WORD, ascii(args.rest), os.environ["RANK"], flush=True)
     sys.exit(args.code)
+"""
+
+CONFLICT = """
+import os
+os.makedirs("snapshots", exist_ok=True)
+with open("snapshots/latest", "w") as file:
+    file.write(os.environ["RANK"])
 """
 
 
@@ -171,21 +180,70 @@ def has_snapshot(root: str, run: Started) -> bool:
         return False
 
 
-def test_in_cluster_mode_all_travels_and_the_exit_code_comes_back(
-    env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int], tmp_path: Path
-) -> None:
-    project, library = tmp_path / "project", tmp_path / "library"
-    (project / "config").mkdir(parents=True)
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A directory with a script, whose module is in the directory `library` beside it."""
+    directory, library = tmp_path / "project", tmp_path / "library"
+    (directory / "config").mkdir(parents=True)
     library.mkdir()
-    (project / "job.py").write_text(JOB)
-    (project / "config" / "words.txt").write_text("from the directory")
-    (project / ".gitignore").write_text("secret.txt\n")
-    (project / "secret.txt").write_text("stays here")
+    (directory / "job.py").write_text(JOB)
+    (directory / "config" / "words.txt").write_text("from the directory")
     (library / "elsewhere.py").write_text("WORD = 'from elsewhere'\n")
+    (directory / "conflict.py").write_text(CONFLICT)
+    return directory
+
+
+def test_in_cluster_mode_all_travels_and_the_exit_code_comes_back(
+    env: dict[str, str], gpus_back: Callable[[], int], project: Path
+) -> None:
+    library = project.with_name("library")
     words = ["a b", "$(id)", "é"]
     command = [sys.executable, "-m", "hopsgpu.cli.main", "run", "--deploy-mode", "cluster"]
     command += [*SMALL, "job.py", "--code", "7", *words]
     path = os.pathsep.join([str(ROOT), str(library)])
-    ((code, out, err),) = ends(started(command, {**env, "PYTHONPATH": path}, project))
+    kept = ("--workers", "2", "--gpus-per-worker", "0", "--checkpoint-dir", "snapshots")
+    (code, out, err), (conflict_code, conflict_out, conflict_err) = ends(
+        started(command, {**env, "PYTHONPATH": path}, project),
+        # In containers of their own: the ranks of one would share the file.
+        running(env, project, *SMALL, *kept, "conflict.py"),
+    )
     assert code == 7, out + err
     assert f"found from the directory from elsewhere {ascii(words)} 0" in out + err
+    assert conflict_code == 1, conflict_out + conflict_err
+    expected = "ranks 0 and 1 wrote different content into snapshots/latest, and checkpoint_dir"
+    assert expected in conflict_err
+
+
+def test_scripts_are_launched_from_python(
+    spark: SparkSession,
+    gpus_back: Callable[[], int],
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(project.with_name("library"))
+    args = ["--code", "0", "a b"]
+    planned = hopsgpu.plan(project / "job.py", args=args, workers=2, working_dir=project)
+    assert planned.spec.name == "job" and planned.spec.workers == 2
+    with hopsgpu.hold(workers=1, cores_per_worker=1, progress="off") as gang:
+        results = [
+            gang.launch(str(project / "job.py"), args, working_dir=project, progress="off")
+            for _ in range(2)
+        ]
+        assert [result.values for result in results] == [(0,), (0,)]
+        with pytest.raises(hopsgpu.RankFailed, match="exit code 3") as failed:
+            gang.launch(project / "job.py", ["--code", "3"], working_dir=project, progress="off")
+        assert failed.value.exit_code == 3
+        # Without a working directory the script travels alone, with its modules.
+        with pytest.raises(hopsgpu.RankFailed, match=r"FileNotFoundError.*config/words\.txt"):
+            gang.launch(project / "job.py", args, progress="off")
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(project)
+    run = hopsgpu.submit(
+        "job",
+        args=args,
+        working_dir=".",
+        cores_per_worker=1,
+        memory_per_worker="1g",
+        progress="off",
+    )
+    assert run.result().values == (0,)
