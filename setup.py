@@ -46,6 +46,8 @@ LIBRARIES = [
     *DEMO,
     *PANDAS,
     "accelerate>=1.10,<2",
+    # ZeRO on CPU ranks; its operators are compiled when a script first uses them.
+    'deepspeed>=0.18,<0.20; sys_platform == "linux"',
     # LightningCLI parses its command line with it.
     "jsonargparse[signatures]>=4.39,<5",
     "lightning>=2.6,<3",
