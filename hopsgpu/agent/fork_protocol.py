@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from hopsgpu.agent.json_lines import error_fields
 
-# The server serves no other request during a child's setup.
-SET_UP_SECONDS = 10.0
+# The server serves no other request during a child's setup, which takes milliseconds, or seconds on
+# a node that is a hundred times slower.
+SET_UP_SECONDS = 40.0
 _READ_BYTES = 64 * 1024
 
 

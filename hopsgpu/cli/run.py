@@ -332,8 +332,14 @@ def _working_dir(kind: str, script: str, option: str | None) -> str | None:
     if option is not None:
         return str(Path(option).absolute())
     if kind == FILE:
-        is_below = Path(script).resolve().is_relative_to(current.resolve())
-        return str(current) if is_below else None
+        if Path(script).resolve().is_relative_to(current.resolve()):
+            return str(current)
+        echo(
+            "hopsgpu: the current directory does not travel, because the script is not below it:"
+            " --working-dir . sends it",
+            is_error=True,
+        )
+        return None
     if kind == MODULE:
         spec = PathFinder.find_spec(script.partition(".")[0], [str(current)])
         return None if spec is None else str(current)

@@ -22,8 +22,8 @@ from hopsgpu.packaging.load_check_process import LOADED
 
 log = logging.getLogger(__name__)
 
-# The check is stopped after this time. An import of TensorFlow from a slow disk takes less.
-SECONDS = 30.0
+# The check is stopped after this time. An import of TensorFlow on an overloaded machine takes less.
+SECONDS = 120.0
 _POLL_SECONDS = 0.1
 _MODULE = "hopsgpu.packaging.load_check_process"
 _NO_GPUS = {

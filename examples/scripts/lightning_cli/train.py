@@ -50,4 +50,5 @@ class Sums(lightning.LightningDataModule):
 
 
 if __name__ == "__main__":
-    LightningCLI(Regression, Sums)
+    # The configuration is in the project already.
+    LightningCLI(Regression, Sums, save_config_callback=None)
