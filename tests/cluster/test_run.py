@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -81,19 +81,25 @@ def losses(output: str) -> list[str]:
     return re.findall(r"epoch \d+ loss \S+", output)
 
 
-def losses_of_torchrun(directory: Path, *arguments: str) -> list[str]:
+def output_of_torchrun(
+    directory: Path, arguments: Sequence[str], ranks: int = 2, **variables: str
+) -> str:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     ran = subprocess.run(
-        [*command, "--nproc-per-node", "2", *arguments],
+        [*command, "--nproc-per-node", str(ranks), *arguments],
         cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
         timeout=HANG_SECONDS,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
-    return losses(ran.stdout)
+    return ran.stdout
+
+
+def losses_of_torchrun(directory: Path, *arguments: str) -> list[str]:
+    return losses(output_of_torchrun(directory, arguments))
 
 
 def run_id_in(text: str) -> str:

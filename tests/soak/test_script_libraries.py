@@ -6,11 +6,8 @@ What they need is the extra "libraries", which `make soak` installs.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +15,7 @@ import pytest
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.storage.lake_root import default_root
 from hopsgpu.yarn.resource_manager import ResourceManager
-from tests.bounds import HANG_SECONDS
-from tests.cluster.test_run import SMALL, copy_of, run_id_in, running
+from tests.cluster.test_run import SMALL, copy_of, output_of_torchrun, run_id_in, running
 from tests.cluster.test_submit import ends
 from tests.conftest import gpus_become
 
@@ -69,21 +65,6 @@ def printed(text: str) -> list[str]:
     return sorted(LOSS.findall(text))
 
 
-def of_torchrun(directory: Path, arguments: tuple[str, ...], ranks: int, **env: str) -> list[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    ran = subprocess.run(
-        [*command, "--nproc-per-node", str(ranks), *arguments],
-        cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr[-4000:]
-    return printed(ran.stdout)
-
-
 @pytest.mark.parametrize(
     ("arguments", "variables"),
     [
@@ -113,7 +94,9 @@ def test_the_losses_are_those_of_torchrun(
     words = [word for name, value in variables.items() for word in ("--env", f"{name}={value}")]
     # accelerate takes CPUs only where it is told to; hopsgpu tells ranks without GPUs. First, so
     # that DeepSpeed compiles here: a compiler takes more memory than the ranks have.
-    expected = of_torchrun(project, arguments, 2, ACCELERATE_USE_CPU="true", **variables)
+    expected = printed(
+        output_of_torchrun(project, arguments, ACCELERATE_USE_CPU="true", **variables)
+    )
     for left in ("checkpoints", "trained"):
         shutil.rmtree(project / left, ignore_errors=True)
     ((code, out, err),) = ends(running(env, project, *ON_CPUS, *words, *arguments))
@@ -132,7 +115,7 @@ def test_checkpoints_of_all_ranks_are_put_back(env: Env, project: Path) -> None:
     assert {"rank 0 continues after step 2", "rank 1 continues after step 2"} <= {
         line.partition("] ")[2] for line in out.splitlines()
     }
-    steps = of_torchrun(project, ("parallel.py", "5"), 2)
+    steps = printed(output_of_torchrun(project, ("parallel.py", "5")))
     assert printed(out) == [line for line in steps if not re.search(r"sharded [012] ", line)]
     # The record names the run that "latest" stood for.
     record = RunStore(default_root(env)).record(run_id_in(err))
@@ -145,7 +128,7 @@ def test_a_lightning_cli(env: Env, tmp_path: Path) -> None:
     arguments += ("--trainer.accelerator", "cpu")
     ((code, out, err),) = ends(running(env, project, *ON_CPUS, *arguments))
     assert code == 0, out + err
-    expected = of_torchrun(project, arguments, 2)
+    expected = printed(output_of_torchrun(project, arguments))
     assert printed(out) == expected and len(expected) == 3
 
 
@@ -168,5 +151,5 @@ def test_frameworks_without_a_process_group(env: Env, project: Path) -> None:
     )
     ((code, out, err),) = ends(running(env, project, *one, "single.py"))
     assert code == 0, out + err
-    expected = of_torchrun(project, ("single.py",), 1, JAX_PLATFORMS="cpu")
+    expected = printed(output_of_torchrun(project, ("single.py",), 1, JAX_PLATFORMS="cpu"))
     assert printed(out) == expected and len(expected) == 3
