@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from hopsgpu.backends.inventory import inventory
@@ -95,8 +96,17 @@ def run_job(job: ScriptJob, conf: Mapping[str, str] | None = None) -> int:
     Args:
         conf: Spark properties of the application; None if it was submitted with them.
     """
-    # As for the command itself: SIGTERM cancels the run, and releases its GPUs.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        # As Ctrl-C, which cancels the run where no call to Spark is in progress.
+        received.append(number)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # A shell that started this process in the background has it ignore Ctrl-C.
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         if job.ready is None:
             # A wrong name is reported before an application starts.
@@ -108,7 +118,7 @@ def run_job(job: ScriptJob, conf: Mapping[str, str] | None = None) -> int:
             spark.stop()
     except KeyboardInterrupt as error:
         _say(str(error) or "interrupted")
-        return _SIGNALLED + signal.SIGINT
+        return _SIGNALLED + (received[0] if received else signal.SIGINT)
     except HopsGpuError as error:
         _say(str(error))
         return exit_code_of(error)

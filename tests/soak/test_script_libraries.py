@@ -15,9 +15,16 @@ import pytest
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.storage.lake_root import default_root
 from hopsgpu.yarn.resource_manager import ResourceManager
-from tests.cluster.test_run import SMALL, copy_of, output_of_torchrun, run_id_in, running
+from tests.cluster.test_run import (
+    SMALL,
+    copy_of,
+    has_snapshot,
+    output_of_torchrun,
+    run_id_in,
+    running,
+)
 from tests.cluster.test_submit import ends
-from tests.conftest import gpus_become
+from tests.conftest import gpus_become, until
 
 LAUNCHERS = Path(__file__).resolve().parents[1] / "scripts" / "launchers"
 Env = dict[str, str]
@@ -153,3 +160,35 @@ def test_frameworks_without_a_process_group(env: Env, project: Path) -> None:
     assert code == 0, out + err
     expected = printed(output_of_torchrun(project, ("single.py",), 1, JAX_PLATFORMS="cpu"))
     assert printed(out) == expected and len(expected) == 3
+
+
+def test_an_elastic_gang_grows_when_a_snapshot_is_on_the_lake(
+    env: Env, manager: ResourceManager, tmp_path: Path
+) -> None:
+    ddp, epochs = copy_of("ddp", tmp_path), 40
+    (ddp / "wait.py").write_text(
+        "import sys, time\nfrom pathlib import Path\n"
+        "while not Path(sys.argv[1]).exists():\n    time.sleep(0.1)\n"
+    )
+    before, go = manager.gpus()[0], tmp_path / "go"
+    holder = running(env, ddp, *SMALL, "--workers", "2", "--name", "holder", "wait.py", str(go))
+    elastic = ("--workers", "2:4", "--conf", "spark.hopsgpu.elastic.interval=1s")
+    kept = ("--checkpoint-dir", "snapshots")
+    run = None
+    try:
+        assert until(lambda: manager.gpus()[0] == before + 2), holder.err.read_text()
+        arguments = ("train.py", "--epochs", str(epochs), "--pause", "1")
+        run = running(env, ddp, *SMALL, *elastic, *kept, *arguments)
+        assert until(lambda: has_snapshot(default_root(env), run)), run.err.read_text()
+        go.touch()
+        (code, out, err), (holder_code, _, holder_err) = ends(run, holder)
+    finally:
+        for one in filter(None, (run, holder)):
+            one.process.kill()
+    assert holder_code == 0, holder_err
+    assert code == 0, out + err
+    assert "world 1: 4 of 2 to 4 ranks" in err
+    numbers = [int(number) for number in re.findall(r"epoch (\d+) loss", out)]
+    assert set(numbers) == set(range(epochs)) and numbers[-1] == epochs - 1
+    assert "rank 3 continues at epoch" in out
+    assert gpus_become(manager, before), manager.gpus()
