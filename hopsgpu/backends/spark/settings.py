@@ -66,6 +66,9 @@ SESSION_DEFAULTS: Mapping[str, str] = {
     "spark.yarn.maxAppAttempts": "1",
     # In cluster mode the driver's Python is in the application master's container too.
     "spark.driver.minMemoryOverhead": "1g",
+    # The driver in YARN may import, read and build for longer before it creates its session than
+    # the 100 s after which Spark ends it.
+    "spark.yarn.am.waitTime": "30min",
     # Spark's progress bars would overwrite the lines of ranks and progress.
     "spark.ui.showConsoleProgress": "false",
 }
