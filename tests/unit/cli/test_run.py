@@ -303,7 +303,7 @@ def test_a_program(job_of: Any, work: Path) -> None:
 
 
 def test_the_current_directory_travels_if_the_script_is_below_it(
-    job_of: Any, work: Path, tmp_path: Path
+    job_of: Any, launches: Launches, work: Path, tmp_path: Path
 ) -> None:
     (work / "deep").mkdir()
     (work / "deep" / "fit.py").touch()
@@ -311,7 +311,11 @@ def test_the_current_directory_travels_if_the_script_is_below_it(
     for script in ("train.py", "deep/fit.py", str(work / "train.py"), "../work/train.py"):
         assert job_of(script).working_dir == str(work)
     for script in ("../other.py", str(tmp_path / "other.py")):
-        assert job_of(script).working_dir is None
+        said = call(script)
+        assert said.exit_code == 0 and launches.jobs.pop().working_dir is None
+        assert "the current directory does not travel" in said.stderr
+        assert "--working-dir . sends it" in said.stderr
+        assert job_of("--working-dir", ".", script).working_dir == str(work)
 
 
 def test_a_current_directory_that_is_reached_by_a_link(
