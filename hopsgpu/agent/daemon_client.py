@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 Scope = Literal["process", "group", "tree"]
 
-_START_SECONDS = 60.0
+_START_SECONDS = 300.0
 _END_SECONDS = 5.0
 _MAX_LINE = 2**20
 

@@ -29,7 +29,7 @@ from hopsgpu.tracebacks import VARIABLE
 
 log = logging.getLogger(__name__)
 
-_START_SECONDS = 60.0
+_START_SECONDS = 300.0
 _LOG_TAIL_BYTES = 1000
 # Poll for the end of another task's start: a blocking wait for the lock could not be cancelled.
 _POLL_SECONDS = 0.005

@@ -19,7 +19,7 @@ from hopsgpu.packaging.provenance import Provenance
 _log = logging.getLogger(__name__)
 
 EXPERIMENT = "hopsgpu"
-_SECONDS = 60.0
+_SECONDS = 300.0
 # By default, MLflow retries an unreachable server for many minutes, and sends telemetry.
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",

@@ -79,7 +79,7 @@ class Container:
     tokens: set[str] = field(default_factory=set)
     ranks: int = 0
 
-    def spec(self, *modules: str, seconds: float = 60.0, **variables: str) -> ServerSpec:
+    def spec(self, *modules: str, seconds: float = HANG_SECONDS, **variables: str) -> ServerSpec:
         path = os.pathsep.join((str(ROOT), str(self.directory / "path")))
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, **variables}
         return ServerSpec(sys.executable, environment, modules, seconds)

@@ -504,6 +504,7 @@ def test_a_log_of_one_endless_line_is_cut(root: Path) -> None:
 
 def test_logs_are_followed_to_their_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs_module, "_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(logs_module, "_REST_SECONDS", HANG_SECONDS)
     directory = put_run(root, NEW, "running", logs={})
     record = json.loads((directory / "run.json").read_text())
     done: list[Result] = []

@@ -30,8 +30,14 @@ POINTS = [
     {"time": 1000.0, "held": 0.0, "training": 0.0, "publishing": 0.0, "waited": 0.0},
     {"time": 2000.0, "held": 50.0, "training": 40.0, "publishing": 1.0, "waited": 9.0},
 ]
-# A removal takes files of held gangs only an hour after their last change.
-LATER = time.time() + 7200.0
+
+
+def in_two_hours() -> float:
+    """A removal takes files of held gangs only an hour after their last change.
+
+    The time is that of the call: a session of tests may take hours.
+    """
+    return time.time() + 7200.0
 
 
 @pytest.fixture
@@ -73,7 +79,7 @@ def test_unreadable_records_are_named_once(root: LakePath, tmp_path: Path) -> No
     assert len(found.problems) == 2
     assert any(text.startswith("odd: ") for text in found.problems)
     assert any("fit-20261122-120000-cccccc/run.json " in text for text in found.problems)
-    assert sum_usage(found.runs, "user", None, LATER).total.runs == 1
+    assert sum_usage(found.runs, "user", None, in_two_hours()).total.runs == 1
 
 
 def test_a_root_that_is_not_there_has_no_runs(root: LakePath) -> None:
@@ -117,14 +123,14 @@ def kept(root: LakePath) -> list[str]:
 
 def test_a_removed_run_is_kept(root: LakePath, tmp_path: Path) -> None:
     stored = record(tmp_path, use=POINTS)
-    before = read_uses([root], None, LATER).runs
-    keep_before_removal(root, [stored], None, LATER)
+    before = read_uses([root], None, in_two_hours()).runs
+    keep_before_removal(root, [stored], None, in_two_hours())
     assert kept(root) == [RUN]
     # The run and its line both exist until the run is removed, and count once.
-    both = read_uses([root], None, LATER).runs
-    assert len(both) == 2 and sum_usage(both, "user", None, LATER).total.runs == 1
+    both = read_uses([root], None, in_two_hours()).runs
+    assert len(both) == 2 and sum_usage(both, "user", None, in_two_hours()).total.runs == 1
     RunStore(root.url).remove(RUN)
-    assert read_uses([root], None, LATER).runs == before
+    assert read_uses([root], None, in_two_hours()).runs == before
 
 
 def test_a_removal_that_was_killed_and_another_one_lose_nothing(
@@ -132,19 +138,19 @@ def test_a_removal_that_was_killed_and_another_one_lose_nothing(
 ) -> None:
     stored = record(tmp_path, use=POINTS)
     for _ in range(2):  # two at a time, or one after the other
-        keep_before_removal(root, [stored], None, LATER)
+        keep_before_removal(root, [stored], None, in_two_hours())
     # Killed when the record was gone, and the rest was not.
     (tmp_path / "runs" / RUN / "run.json").unlink()
-    found = read_uses([root], None, LATER)
+    found = read_uses([root], None, in_two_hours())
     assert found.problems == ()
-    usage = sum_usage(found.runs, "user", None, LATER)
+    usage = sum_usage(found.runs, "user", None, in_two_hours())
     assert (usage.total.runs, usage.total.gpu_hours_held) == (1, pytest.approx(50 / 3600))
 
 
 def test_a_lost_run_stays_lost(root: LakePath, tmp_path: Path) -> None:
     keep_before_removal(root, [record(tmp_path, "running", updated=-9000.0)], None, time.time())
     RunStore(root.url).remove(RUN)
-    assert [run.state for run in read_uses([root], None, LATER).runs] == ["lost"]
+    assert [run.state for run in read_uses([root], None, in_two_hours()).runs] == ["lost"]
 
 
 def test_a_file_that_the_lake_refuses_keeps_the_run(
@@ -155,7 +161,7 @@ def test_a_file_that_the_lake_refuses_keeps_the_run(
 
     monkeypatch.setattr(LakePath, "replace", refuse)
     with pytest.raises(StoreError, match="quota"):
-        keep_before_removal(root, [record(tmp_path)], None, LATER)
+        keep_before_removal(root, [record(tmp_path)], None, in_two_hours())
 
 
 def gang(name: str) -> RunUse:
@@ -170,7 +176,7 @@ def test_files_of_held_gangs_become_one(root: LakePath, tmp_path: Path) -> None:
     assert sorted(kept(root)) == ["gang-1", "gang-2"]
     keep_before_removal(root, [], None, time.time())
     assert len(list((tmp_path / "usage").iterdir())) == 2, "the gangs may still be held"
-    keep_before_removal(root, [], None, LATER)
+    keep_before_removal(root, [], None, in_two_hours())
     (one,) = (tmp_path / "usage").iterdir()
     assert one.name.startswith("removed-") and sorted(kept(root)) == ["gang-1", "gang-2"]
 
@@ -178,11 +184,11 @@ def test_files_of_held_gangs_become_one(root: LakePath, tmp_path: Path) -> None:
 def test_a_gang_whose_file_was_taken_goes_on(root: LakePath, tmp_path: Path) -> None:
     """A launch may last for hours, in which the gang's file does not change."""
     UsageFiles(root).write_held(gang("gang-1"))
-    keep_before_removal(root, [], None, LATER)
+    keep_before_removal(root, [], None, in_two_hours())
     later = RunUse("gang-1", "gang", "bob", "", "held", (UsePoint(1.0), UsePoint(9.0, 3600.0)))
     UsageFiles(root).write_held(later)
     assert len(kept(root)) == 2
-    usage = sum_usage(read_uses([root], None, LATER).runs, "user", None, LATER)
+    usage = sum_usage(read_uses([root], None, in_two_hours()).runs, "user", None, in_two_hours())
     assert usage.total.gpu_hours_held == 1.0
 
 
@@ -191,10 +197,10 @@ def test_a_removal_that_was_killed_leaves_the_file_that_it_took(
 ) -> None:
     files = UsageFiles(root)
     files.write_held(gang("gang-1"))
-    gangs, taken = files.take_held(LATER)
+    gangs, taken = files.take_held(in_two_hours())
     assert [one.run_id for one in gangs] == kept(root) == ["gang-1"]
     assert [file.url.rpartition("/")[2] for file in taken] == list((root / "usage").names())
-    keep_before_removal(root, [], None, LATER)
+    keep_before_removal(root, [], None, in_two_hours())
     assert kept(root) == ["gang-1"]
     assert [name.partition("-")[0] for name in (root / "usage").names()] == ["removed"]
 
@@ -211,7 +217,7 @@ def test_a_file_that_another_removal_took_is_left_to_it(
         return rename(self, target)
 
     monkeypatch.setattr(LakePath, "rename", late)
-    assert files.take_held(LATER) == ([], [])
+    assert files.take_held(in_two_hours()) == ([], [])
     assert kept(root) == ["gang-1"]
 
 
@@ -225,7 +231,7 @@ def test_a_file_that_another_user_alone_may_rename_is_left_and_counts(
         raise StoreError("Permission denied by sticky bit", kind="permission")
 
     monkeypatch.setattr(LakePath, "rename", refuse)
-    keep_before_removal(root, [record(tmp_path)], None, LATER)
+    keep_before_removal(root, [record(tmp_path)], None, in_two_hours())
     assert sorted(kept(root)) == [RUN, "gang-1"]
 
 
@@ -251,11 +257,11 @@ def test_lines_that_a_removal_moves_meanwhile_are_found(
         listed = entries(self)
         if not done:
             done.append(True)
-            keep_before_removal(root, [], None, LATER)
+            keep_before_removal(root, [], None, in_two_hours())
         return listed
 
     monkeypatch.setattr(UsageFiles, "_entries", moved_after)
-    found = read_uses([root], None, LATER)
+    found = read_uses([root], None, in_two_hours())
     assert [run.run_id for run in found.runs] == ["gang-1"] and found.problems == ()
 
 
@@ -264,7 +270,7 @@ def test_a_line_has_finite_numbers(root: LakePath, tmp_path: Path, number: str) 
     UsageFiles(root).keep([gang("gang-1")], 1.8e9)
     (file,) = (tmp_path / "usage").iterdir()
     file.write_text(file.read_text().replace('"held": 5.0', f'"held": {number}'))
-    found = read_uses([root], None, LATER)
+    found = read_uses([root], None, in_two_hours())
     assert found.runs == () and "line 1: " in found.problems[0]
 
 
@@ -275,7 +281,7 @@ def test_a_line_that_is_torn_is_named_and_the_others_count(root: LakePath, tmp_p
     lines = file.read_text().splitlines()
     file.write_text("\n".join([lines[0], lines[1][:40], '{"schema": 2, "state": "held"}']))
     (tmp_path / "usage" / f".{file.name}.12345678.draft").write_text("{")
-    found = read_uses([root], None, LATER)
+    found = read_uses([root], None, in_two_hours())
     assert [run.run_id for run in found.runs] == ["gang-1"]
     (problem,) = found.problems
     assert file.name in problem and "line 2: " in problem
@@ -301,11 +307,11 @@ def test_a_file_of_removed_runs_that_is_too_large_is_named_and_not_read(
     large = tmp_path / "usage" / "held-gang-2.jsonl"
     large.write_bytes(b"{")
     os.truncate(large, LARGEST_FILE + 1)
-    found = read_uses([root], None, LATER)
+    found = read_uses([root], None, in_two_hours())
     assert [run.run_id for run in found.runs] == ["gang-1"]
     assert [str(large) in problem for problem in found.problems] == [True]
     # The file is not merged and removed.
-    assert files.take_held(LATER)[1] == []
+    assert files.take_held(in_two_hours())[1] == []
 
 
 def test_large_removal_writes_several_files(root: LakePath, tmp_path: Path) -> None:
