@@ -98,6 +98,12 @@ def preparing_environment(name: str) -> WaitReason:
     )
 
 
+def storing_script(name: str) -> WaitReason:
+    return WaitReason(
+        f"Storing {name} with its directory on the lake", ("it is sent again only after a change",)
+    )
+
+
 def writing_data(label: str, ended: int, running: int, tasks: int) -> WaitReason:
     """Return the reason while Spark writes a DataFrame of `label`.
 

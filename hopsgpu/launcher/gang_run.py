@@ -27,7 +27,7 @@ from hopsgpu.backends.gang_allocation import GangAllocation, provide_allocations
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import Exclusions, GangState, assign_ranks
-from hopsgpu.core.wait_reasons import starting_ranks
+from hopsgpu.core.wait_reasons import starting_ranks, storing_script
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.launcher.arguments import Arguments
 from hopsgpu.launcher.data_staging import StagedData
@@ -174,7 +174,8 @@ class GangRun(RunBody[GangResult]):
             )
             self._python_env = request.python_env
             if (script := self._arguments.script) is not None:
-                root = LakePath(self._plan.paths["root"])
+                root, why = LakePath(self._plan.paths["root"]), storing_script(script.call.target)
+                self._board.state(GangState.PREPARING, why=why)
                 self._script = script.store(root, self._cancelled)
             log.debug("%s: prepared; waits for its executors", self._active.run_id)
             with self._staged.ready():

@@ -83,6 +83,12 @@ STATES: list[tuple[str, Callable[[], WaitReason], str, tuple[str, ...]]] = [
         ("it is built if the lake lacks it",),
     ),
     (
+        "script",
+        lambda: reasons.storing_script("train.py"),
+        "Storing train.py with its directory on the lake",
+        ("it is sent again only after a change",),
+    ),
+    (
         "planning the data",
         lambda: reasons.writing_data("data", 0, 0, 0),
         "Writing data: Spark is planning it",
