@@ -199,7 +199,7 @@ def submit(
 
     Arguments after SCRIPT are passed to the script. The package, the discovery script and the
     modules beside the script are shipped; hopsgpu need not be installed on the nodes. The exit
-    code is 0 if that of the script is. Ending this command (SIGTERM, Ctrl-C) ends the application
+    code is that of the script. Ending this command (SIGTERM, Ctrl-C) ends the application
     and releases its GPUs, except with --detach.
     """
     from hopsgpu.units import parse_duration_or_off

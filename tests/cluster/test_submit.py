@@ -272,7 +272,7 @@ def test_a_script_gets_its_name_arguments_and_python_environment_whole_and_its_f
     assert client[0] == 0 and wanted in client[1], client[2][-4000:]
     # Until Spark has read the level it has its own.
     assert client[2].count(" INFO ") <= 5 and " WARN " in client[2], client[2][-4000:]
-    assert cluster[0] == 1 and wanted in cluster[2], cluster[2][-4000:]
+    assert cluster[0] == 3 and wanted in cluster[2], cluster[2][-4000:]
     standing = manager.application_state(application_in(cluster[2]))
     assert (standing.name, standing.state, standing.final) == (script.name, "FINISHED", "FAILED")
     assert f"{standing.id} has ended: FAILED: User application exited with status 3" in cluster[2]
