@@ -42,7 +42,7 @@ DISTRIBUTOR = """
     TorchDistributor(num_processes=ranks, local_mode=False, use_gpu=False).run(script)
     spark.stop()
 """
-# A step takes some milliseconds. A snapshot of 40 MB replaces the last one every three seconds.
+# A step takes some milliseconds. A snapshot of 40 MB replaces the last one every ten seconds.
 STEPS = """
     import os, time
     import torch
@@ -51,10 +51,10 @@ STEPS = """
     os.makedirs("snapshots", exist_ok=True)
     state, values = torch.randn(10_000_000), torch.randn(400, 400)
     steps, began, saved = 0, time.monotonic(), 0.0
-    while (now := time.monotonic() - began) < 30:
+    while (now := time.monotonic() - began) < 45:
         values = torch.tanh(values @ values / 20)
         steps += 1
-        if now - saved > 3:
+        if now - saved > 10:
             saved = now
             torch.save(state, "snapshots/draft.pt")
             os.replace("snapshots/draft.pt", "snapshots/snapshot.pt")
@@ -107,7 +107,7 @@ def _rates(project: Path) -> dict[str, list[float]]:
         for name, options in ((PLAIN, ()), (MIRRORED, ("--checkpoint-dir", "snapshots"))):
             command = [*_run("--workers", "1", *options), "steps.py"]
             rates[name] += map(float, _printed("RATE", project, command))
-    heading(f"steps a second of one rank that saves 40 MB every 3 s, {MIRROR_ROUNDS} times")
+    heading(f"steps a second of one rank that saves 40 MB every 10 s, {MIRROR_ROUNDS} times")
     for name, values in rates.items():
         row(name, values)
     plain, mirrored = (statistics.median(rates[name]) for name in (PLAIN, MIRRORED))
