@@ -259,6 +259,10 @@ class _Reader(SizedReader):
         content = self._store.range(self._path, self._at, self._at + len(view))
         view[: len(content)] = content
         self._at += len(content)
+        if len(content) < len(view):
+            # A shorter object has replaced the one whose size was read. A further request could
+            # return the end of yet another one.
+            self._size = self._at
         return len(content)
 
     def readall(self) -> bytes:
