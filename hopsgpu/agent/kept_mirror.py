@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.artifacts.kept_files import RankIndex, index_file
-from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.names import is_path_below
@@ -284,5 +284,5 @@ def _state_of(status: os.stat_result) -> _State:
 
 def explain_problem(error: BaseException) -> str:
     """Return why files are not on the lake, for a warning."""
-    is_expected = isinstance(error, (HopsGpuError, ConfigError, OSError))
+    is_expected = isinstance(error, (HopsGpuError, OSError))
     return str(error) if is_expected else f"{error!r:.500}"

@@ -270,12 +270,11 @@ def _script_arguments(
         script.foreseen,
         script.needs,
     )
-    digest = script.digest(threading.Event())
     return Arguments(
         **vars(gang),
         function=function,
         progress=progress,
-        provenance=provenance_of_script(script.call.target, script.call.args, digest),
+        provenance=provenance_of_script(script.call.target, script.call.args, script.content),
         tracking=_tracking(gang.application),
         data=data,
         script=script,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import io
@@ -127,15 +128,15 @@ class PackableScript:
     def bytes(self) -> int:
         return (0 if self.directory is None else self.directory.bytes) + len(self.modules.archive)
 
-    def digest(self, stop: threading.Event) -> str:
-        """Return the SHA-256 of all that travels.
+    @functools.cached_property
+    def content(self) -> str:
+        """The SHA-256 of all that travels, computed once.
 
         Raises:
             ConfigError: a file cannot be read.
-            Cancelled: `stop` was set.
         """
         parts = [
-            None if self.directory is None else self.directory.digest(stop),
+            None if self.directory is None else self.directory.digest(threading.Event()),
             None if self.beside is None else [self.beside.name, digest_of_file(self.beside)],
             self.modules.digest,
         ]
@@ -149,7 +150,7 @@ class PackableScript:
             StoreError: the lake refused.
             Cancelled: `stop` was set.
         """
-        key = owned_key(root, f"script {self.digest(stop)}")
+        key = owned_key(root, f"script {self.content}")
         description = python_environments.find(root, key)
         if description is None:
             with tempfile.TemporaryDirectory(prefix="hopsgpu-script-") as directory:
@@ -212,9 +213,6 @@ class ReadyScript:
     content: str
     warnings: tuple[str, ...] = ()
 
-    def digest(self, stop: threading.Event) -> str:
-        return self.content
-
     def store(self, root: LakePath, stop: threading.Event) -> StoredScript:
         return self.stored
 
@@ -254,7 +252,7 @@ def ready_script(script: PackableScript, root: LakePath, stop: threading.Event) 
     Raises:
         ConfigError, StoreError, Cancelled: as `PackableScript.store`.
     """
-    stored, content = script.store(root, stop), script.digest(stop)
+    stored, content = script.store(root, stop), script.content
     return ReadyScript(script.call, stored, script.foreseen, script.needs, content, script.warnings)
 
 

@@ -444,11 +444,11 @@ def test_a_changed_script_is_stored_beside_the_earlier_one(
 
 def test_a_changed_script_outside_is_another(work: Path, tmp_path: Path) -> None:
     file = write(tmp_path, "site-packages/train.py", "print()\n")
-    digests = [find(FILE, file, work).digest(threading.Event())]
+    digests = [find(FILE, file, work).content]
     file.write_text("print(1)\n")
-    digests.append(find(FILE, file, work).digest(threading.Event()))
+    digests.append(find(FILE, file, work).content)
     file = file.rename(file.with_name("fit.py"))
-    digests.append(find(FILE, file, work).digest(threading.Event()))
+    digests.append(find(FILE, file, work).content)
     assert len(set(digests)) == 3
 
 
@@ -491,7 +491,7 @@ def test_a_ready_script_is_that_of_its_driver(work: Path, root: LakePath) -> Non
     assert ready.call == script.call and ready.foreseen == script.foreseen
     assert ready.stored == script.store(root, threading.Event())
     assert ready.warnings == script.warnings != ()
-    assert ready.digest(threading.Event()) == script.digest(threading.Event())
+    assert ready.content == script.content
     assert ready.store(LakePath("file:///elsewhere"), threading.Event()) == ready.stored
     assert default_script_name(ready) == "train"
 
