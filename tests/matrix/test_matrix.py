@@ -236,4 +236,4 @@ def test_submit_cluster(
     told = "(its node does not return it: HTTP 500" if kerberos else "GPUs of ranks: 2"
     assert told in good[2], good[2][-2000:]
     assert manager.application_state(application_in(good[2])).has_succeeded
-    assert bad[0] == 1 and "User application exited with status 3" in bad[2], bad[2][-2000:]
+    assert bad[0] == 3 and "User application exited with status 3" in bad[2], bad[2][-2000:]
