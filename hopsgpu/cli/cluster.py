@@ -78,6 +78,12 @@ def cluster() -> None:
     help="The queues default and training, with half of the cluster each, take it back from each"
     " other.",
 )
+@click.option(
+    "--docker",
+    is_flag=True,
+    help="Containers can run in Docker, in a dockerd of this cluster; needs root and the packages"
+    " docker.io, containerd and runc.",
+)
 @click.option("--conf", metavar="FILE", help="YAML file of extra Hadoop properties, by site file.")
 @click.option(
     "--timeout",

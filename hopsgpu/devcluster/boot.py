@@ -21,10 +21,13 @@ from hopsgpu.devcluster.daemons import (
     stop,
     uninterrupted,
 )
+from hopsgpu.devcluster.docker import docker_command, is_listening, socket_of
 from hopsgpu.devcluster.hadoop_jars import DaemonJars
 from hopsgpu.devcluster.java import QUICK
 from hopsgpu.devcluster.layout import (
+    CONTAINERD,
     DATANODE,
+    DOCKERD,
     FAILOVER_CONTROLLERS,
     KDC,
     MASTERS,
@@ -114,6 +117,8 @@ class DaemonStarter:
         stop(members(layout.root, daemon), GRACE_S)
         if daemon == KDC:
             argv = kdc_command(Realm(layout.realm))
+        elif daemon in (CONTAINERD, DOCKERD):
+            argv = docker_command(daemon, layout)
         else:
             argv = self._command(daemon, _MAIN.get(daemon, _NODEMANAGER))
         home = layout.root if daemon in MASTERS else layout.node(daemon)
@@ -251,6 +256,10 @@ def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
         # The other daemons get their tickets when they start.
         starter.start(KDC)
         _await_port(starter, KDC)
+    for daemon in (CONTAINERD, DOCKERD):
+        if daemon in daemons:
+            starter.start(daemon)
+            _await_socket(starter, daemon)
     nodes = node_names(starter.state.spec.nodes)
     # The ResourceManager takes longest and needs no file system.
     for daemon in (ZOOKEEPER, *RESOURCEMANAGERS, *nodes, *NAMENODES, DATANODE):
@@ -264,6 +273,16 @@ def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
         starter.prepare_election()
     for daemon in controllers:
         starter.start(daemon)
+
+
+def _await_socket(starter: DaemonStarter, daemon: str) -> None:
+    path, processes = socket_of(daemon, starter.layout), starter.state.processes
+
+    def find_unmet() -> str:
+        raise_if_ended(starter.layout, starter.state)
+        return "" if is_listening(path) else f"{daemon} to listen on {path}"
+
+    starter.wait.until_met(find_unmet, {daemon: processes[daemon]})
 
 
 def _await_port(starter: DaemonStarter, daemon: str) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.devcluster.layout import (
+    CONTAINERD,
     DATANODE,
+    DOCKERD,
     FAILOVER_CONTROLLERS,
     KDC,
     MASTER,
@@ -21,6 +23,8 @@ from hopsgpu.devcluster.layout import (
 )
 from hopsgpu.errors import ConfigError
 
+# Of the program that starts containers in Docker; no site file.
+CONTAINER_EXECUTOR = "container-executor"
 SITES = (
     "core-site",
     "hdfs-site",
@@ -29,6 +33,7 @@ SITES = (
     "capacity-scheduler",
     "resource-types",
     "spark-defaults",
+    CONTAINER_EXECUTOR,
 )
 _FAIR, _NODES, _HOSTS = "fair-scheduler", "nodes", "hosts"
 _MAX_GPUS = 16
@@ -73,6 +78,8 @@ class ClusterSpec:
         preemption: whether the Capacity Scheduler preempts containers for a queue that has less
             than its share and requests more. `default` and `training` each have half of the
             cluster.
+        docker: whether containers can run in Docker: the cluster has a dockerd of its own, and
+            LinuxContainerExecutor with a stand-in for its setuid program.
     """
 
     nodes: int = 2
@@ -87,12 +94,14 @@ class ClusterSpec:
     namenode_ha: bool = False
     resourcemanager_ha: bool = False
     preemption: bool = False
+    docker: bool = False
 
     @property
     def daemons(self) -> tuple[str, ...]:
         """The daemons, in the order in which `status` lists them."""
         return (
             *((KDC,) if self.kerberos else ()),
+            *((CONTAINERD, DOCKERD) if self.docker else ()),
             *((ZOOKEEPER,) if self.namenode_ha or self.resourcemanager_ha else ()),
             *self.namenodes,
             *(FAILOVER_CONTROLLERS if self.namenode_ha else ()),
@@ -130,6 +139,11 @@ class ClusterSpec:
                 "'3.3.6'"
             )
         _check_kerberos(self)
+        if self.docker and self.kerberos:
+            raise ConfigError(
+                "docker with kerberos: the containers of alice would need a Unix user alice; use"
+                " one of --docker and --kerberos"
+            )
         unknown = set(self.conf.nodes) - set(node_names(self.nodes))
         if unknown:
             raise ConfigError(

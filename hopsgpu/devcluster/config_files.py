@@ -7,12 +7,13 @@ import pwd
 import socket
 from pathlib import Path
 
+from hopsgpu.devcluster import docker, site_files, standby
 from hopsgpu.devcluster import realm as realm_files
-from hopsgpu.devcluster import site_files, standby
 from hopsgpu.devcluster.certificates import Certificates, properties_of_https, ssl_client_properties
 from hopsgpu.devcluster.class_archive import archive_of
-from hopsgpu.devcluster.config import ClusterSpec, Properties
+from hopsgpu.devcluster.config import CONTAINER_EXECUTOR, ClusterSpec, Properties
 from hopsgpu.devcluster.daemons import MARKER, marker
+from hopsgpu.devcluster.hadoop_jars import pyspark_home
 from hopsgpu.devcluster.layout import ZOOKEEPER, ClusterLayout, node_names
 from hopsgpu.devcluster.node_gpus import GpuPlan
 from hopsgpu.devcluster.nvidia_smi_standin import standin_script, wrapper_script
@@ -64,8 +65,7 @@ def write_conf(layout: ClusterLayout, state: ClusterState, gpus: GpuPlan) -> Non
         conf = layout.conf(node) if node else layout.client
         for name, properties in _common_files(layout, state).items():
             if node and name == "yarn-site":
-                environ = container_environ(layout, node, realm)
-                properties |= site_files.node_site(layout, spec, node, ports, gpus, environ)
+                properties |= _node_site(layout, state, gpus, node, realm)
             properties |= _secure_properties(realm, spec, name, node)
             properties |= spec.conf.sites.get(name, {})
             if node and name == "yarn-site":
@@ -85,8 +85,31 @@ def write_conf(layout: ClusterLayout, state: ClusterState, gpus: GpuPlan) -> Non
     fair.unlink(missing_ok=True)
     if spec.conf.fair_scheduler:
         write(fair, spec.conf.fair_scheduler)
+    if spec.docker:
+        docker.write_files(
+            layout, _mounts(layout, state), spec.conf.sites.get(CONTAINER_EXECUTOR, {})
+        )
     _write_hosts(layout, spec)
     _write_smi(layout, gpus)
+
+
+def _node_site(
+    layout: ClusterLayout, state: ClusterState, gpus: GpuPlan, node: str, realm: Realm | None
+) -> Properties:
+    """Return the additional properties of a NodeManager's yarn-site."""
+    environ = container_environ(layout, node, realm)
+    if not state.spec.docker:
+        return site_files.node_site(layout, state.spec, node, state.ports, gpus, environ)
+    # The PATH of a container in Docker is that of its image.
+    del environ["PATH"]
+    return {
+        **site_files.node_site(layout, state.spec, node, state.ports, gpus, environ),
+        **docker.node_site(layout, _mounts(layout, state)),
+    }
+
+
+def _mounts(layout: ClusterLayout, state: ClusterState) -> tuple[str, ...]:
+    return docker.read_only_mounts(layout, Path(state.java), pyspark_home())
 
 
 def _secure_properties(

@@ -16,13 +16,18 @@ MASTER = "127.0.0.1"
 NAMENODE, DATANODE, RESOURCEMANAGER = "namenode", "datanode", "resourcemanager"
 # Only Kerberized clusters have a KDC.
 KDC = "kdc"
+# Only clusters whose containers can run in Docker have these.
+CONTAINERD, DOCKERD = "containerd", "dockerd"
 # Only clusters with high availability have these daemons, except the first of each pair.
 ZOOKEEPER = "zookeeper"
 NAMENODES = (NAMENODE, "namenode2")
 FAILOVER_CONTROLLERS = ("zkfc", "zkfc2")
 RESOURCEMANAGERS = (RESOURCEMANAGER, "resourcemanager2")
 # All daemons except NodeManagers.
-MASTERS = (KDC, ZOOKEEPER, *NAMENODES, *FAILOVER_CONTROLLERS, DATANODE, *RESOURCEMANAGERS)
+MASTERS = (
+    *(KDC, CONTAINERD, DOCKERD, ZOOKEEPER, *NAMENODES, *FAILOVER_CONTROLLERS),
+    *(DATANODE, *RESOURCEMANAGERS),
+)
 # HDFS's name if there are two NameNodes.
 NAME_SERVICE = "lake"
 ACCEPTED_PATH = re.compile(r"[A-Za-z0-9/._+@-]+")
@@ -135,6 +140,16 @@ class ClusterLayout:
     def fence(self) -> Path:
         """The program that kills a NameNode before another one becomes active."""
         return self.root / "conf" / "fence.sh"
+
+    @property
+    def docker(self) -> Path:
+        """The directory of the cluster's own dockerd: its socket, its images and its state."""
+        return self.root / "docker"
+
+    @property
+    def container_executor(self) -> Path:
+        """The program by which the NodeManagers start containers, if they can run in Docker."""
+        return self.root / "conf" / "container-executor"
 
     def log(self, daemon: str) -> Path:
         return self.logs / f"{daemon}.log"

@@ -18,10 +18,20 @@ from hopsgpu.devcluster.certificates import Certificates, create_certificates
 from hopsgpu.devcluster.class_archive import archive_of, make_archive
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf, parse_conf, read_conf
 from hopsgpu.devcluster.daemons import members, stop
+from hopsgpu.devcluster.docker import check_docker, docker_url, release_mounts
 from hopsgpu.devcluster.hadoop_jars import daemon_jars, hadoop_version, pyspark_home
 from hopsgpu.devcluster.host_check import compile_host_check
 from hopsgpu.devcluster.java import find_java
-from hopsgpu.devcluster.layout import DATANODE, KDC, MASTER, NAMENODES, ZOOKEEPER, ClusterLayout
+from hopsgpu.devcluster.layout import (
+    CONTAINERD,
+    DATANODE,
+    DOCKERD,
+    KDC,
+    MASTER,
+    NAMENODES,
+    ZOOKEEPER,
+    ClusterLayout,
+)
 from hopsgpu.devcluster.local_users import other_login_users, warn_of_users
 from hopsgpu.devcluster.node_gpus import plan_gpus
 from hopsgpu.devcluster.ports import held_ports, port_names
@@ -80,6 +90,7 @@ def up(
     namenode_ha: bool | None = None,
     resourcemanager_ha: bool | None = None,
     preemption: bool | None = None,
+    docker: bool | None = None,
     conf: str | Path | Mapping[str, Any] | None = None,
     timeout: float | None = None,
     say: Say = print,
@@ -124,6 +135,7 @@ def up(
         "namenode_ha": namenode_ha,
         "resourcemanager_ha": resourcemanager_ha,
         "preemption": preemption,
+        "docker": docker,
         "conf": _conf(conf),
     }
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -175,6 +187,8 @@ def _start(
     java, spark = find_java(), pyspark_home()
     if spec.kerberos:
         check_programs(spec)
+    if spec.docker:
+        check_docker(layout)
     # Record the version: an `up` with another PySpark may restart dead daemons later.
     spec = replace(spec, hadoop=spec.hadoop or hadoop_version(spark))
     needs_zookeeper = ZOOKEEPER in spec.daemons
@@ -271,6 +285,7 @@ def _client_environ(layout: ClusterLayout, state: ClusterState) -> dict[str, str
         "PYSPARK_PYTHON": sys.executable,
         **(client_variables(realm) if realm else {}),
         **({"REQUESTS_CA_BUNDLE": bundle} if state.spec.https else {}),
+        **({"DOCKER_HOST": docker_url(layout)} if state.spec.docker else {}),
     }
 
 
@@ -279,9 +294,11 @@ def _stop_everything(layout: ClusterLayout, state: ClusterState | None) -> int:
     processes = dict(state.processes) if state else {}
     stopped = 0
     # NodeManagers stop their containers. HDFS must outlive all processes that write to it.
-    late = {d: p for d, p in processes.items() if d in (*NAMENODES, DATANODE)}
-    early = {d: p for d, p in processes.items() if d not in late}
-    for group in (early, late):
+    late = {d: p for d, p in processes.items() if d in (*NAMENODES, DATANODE, DOCKERD)}
+    # dockerd ends its containers, for which it needs containerd.
+    last = {d: p for d, p in processes.items() if d == CONTAINERD}
+    early = {d: p for d, p in processes.items() if d not in {**late, **last}}
+    for group in (early, late, last):
         alive = [p for p in group.values() if p.alive]
         stop(alive, boot.GRACE_S)
         stopped += len(alive)
@@ -289,6 +306,7 @@ def _stop_everything(layout: ClusterLayout, state: ClusterState | None) -> int:
     for _ in range(_MAX_SWEEPS):
         leftovers = members(layout.root)
         if not leftovers:
+            release_mounts(layout)
             shutil.rmtree(layout.scratch, ignore_errors=True)
             return stopped
         stop(leftovers, 2.0)

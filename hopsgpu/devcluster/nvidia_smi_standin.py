@@ -117,6 +117,13 @@ select_gpus() {{
   unset IFS
 }}
 
+# As in a container of NVIDIA's runtime, which shows only the GPUs in this variable.
+case "${{NVIDIA_VISIBLE_DEVICES:-all}}" in
+  all) ;;
+  none|void) wanted= ;;
+  *) select_gpus "$NVIDIA_VISIBLE_DEVICES" ;;
+esac
+
 while [ $# -gt 0 ]; do
   case "$1" in
     -q|--query) ;;

@@ -10,7 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hopsgpu.devcluster.layout import (
+    CONTAINERD,
     DATANODE,
+    DOCKERD,
     FAILOVER_CONTROLLERS,
     KDC,
     NAMENODES,
@@ -22,6 +24,8 @@ from hopsgpu.errors import ClusterError
 
 _MASTER_PORTS = {
     KDC: ("rpc",),
+    # Both listen on Unix sockets.
+    **dict.fromkeys((CONTAINERD, DOCKERD), ()),
     ZOOKEEPER: ("rpc",),
     **dict.fromkeys(NAMENODES, ("rpc", "web")),
     **dict.fromkeys(FAILOVER_CONTROLLERS, ("rpc",)),

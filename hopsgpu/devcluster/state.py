@@ -17,7 +17,7 @@ from hopsgpu.devcluster.daemons import DaemonProcess
 from hopsgpu.devcluster.layout import NAME_SERVICE, ClusterLayout
 from hopsgpu.errors import ClusterError
 
-_FORM = 4
+_FORM = 5
 _POLL_SECONDS = 0.1
 
 
