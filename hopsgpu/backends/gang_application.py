@@ -92,6 +92,19 @@ class GangApplication(ABC):
             HopsGpuError: it cannot be determined whether the application is running.
         """
 
+    @property
+    @abstractmethod
+    def image(self) -> str | None:
+        """Return the container image in which the executors run; None if they run in none."""
+
+    @abstractmethod
+    def check_image(self, requested: str) -> None:
+        """Check that the executors run in this image.
+
+        Raises:
+            ConfigError: they run in another one, or in none.
+        """
+
     @functools.cached_property
     def id(self) -> str:
         """Return Spark's ID of the application; on YARN it is YARN's.

@@ -209,7 +209,7 @@ def run(context: click.Context, /, script: str, arguments: tuple[str, ...], **op
             f"hopsgpu: {', '.join(ignored)}: ignored, because hopsgpu connects the ranks itself",
             is_error=True,
         )
-    names = ("deploy_mode", "queue", "name", "confs", "principal", "keytab", "python_envs")
+    names = ("deploy_mode", "queue", "name", "confs", "principal", "keytab", "python_envs", "image")
     submission = {name: options.pop(name) for name in (*names, "detach", "proxy_user", "dry_run")}
     job = job_of(script, arguments, submission["name"], options)
     if _mode(submission) == "cluster":

@@ -74,6 +74,12 @@ _OPTIONS = (
         "  [default: spark.hopsgpu.python_env, else the executors' Python]",
     ),
     click.option(
+        "--image",
+        metavar="IMAGE",
+        help="Container image of the executors, and in cluster mode of the driver: NAME[:TAG], by"
+        " YARN's Docker runtime.  [default: spark.hopsgpu.image, else none]",
+    ),
+    click.option(
         "--detach",
         is_flag=True,
         help="Run the driver in YARN, print the application's ID once YARN has accepted it, and"
@@ -102,6 +108,7 @@ class Submission:
     principal: str | None
     keytab: str | None
     python_envs: tuple[str, ...]
+    image: str | None
     detach: bool
     proxy_user: str | None
     dry_run: bool
@@ -140,12 +147,17 @@ class Submission:
         Raises:
             ConfigError: one has a wrong form.
         """
+        from hopsgpu.backends.spark.container_image import IMAGE
         from hopsgpu.backends.spark.submit_command import parse_conf
+        from hopsgpu.core.image_names import check_image_name
 
         conf = parse_conf(self.confs)
         for option, value in (("principal", self.principal), ("keytab", self.keytab)):
             if value is not None:
                 conf[f"spark.kerberos.{option}"] = value
+        if self.image is not None:
+            check_image_name(self.image, "--image")
+            conf[IMAGE] = self.image
         return conf
 
     def effective_properties(self) -> dict[str, str]:

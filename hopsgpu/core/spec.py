@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from hopsgpu.core import html
 from hopsgpu.core.boundary import public_class
+from hopsgpu.core.image_names import check_image_name
 from hopsgpu.core.redaction import redact
 from hopsgpu.errors import ConfigError
 from hopsgpu.units import MIB, count_of
@@ -155,6 +156,7 @@ class GangSpec:
         retries: how often the gang starts again after a failure.
         python_env: the Python environment of the ranks, as the user named it, or None.
         independent_ranks: whether each rank trains by itself.
+        image: the container image in which the executors run, or None.
     """
 
     name: str
@@ -176,6 +178,7 @@ class GangSpec:
     env_vars: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     python_env: str | None = None
     independent_ranks: bool = False
+    image: str | None = None
 
     def __post_init__(self) -> None:
         _check_workers(self.workers, self.least_workers, self.gpus)
@@ -206,6 +209,8 @@ class GangSpec:
                 " order of LOCAL_RANK), 'rank' (its own GPUs only) or None"
             )
         _check_independent(self)
+        if self.image is not None:
+            check_image_name(self.image, "image")
         if self.visible is None and (self.gpus.sharing > 1 or self.independent_ranks):
             # LOCAL_RANK is no index of a GPU if ranks share a GPU, and is 0 for independent ranks.
             object.__setattr__(self, "visible", "rank")
@@ -395,6 +400,7 @@ class LaunchPlan:
             f"  each executor: {count_of(s.gpus, 'GPU')}, {count_of(s.cores, 'core')},"
             f" {heap}{s.overhead_mib} MiB{' overhead' if heap else ''}"
             f"{f', 1 {s.marker}' if s.marker else ''}",
+            *([f"  image: {self.spec.image}"] if self.spec.image else []),
             *([f"  Python environment: {self.spec.python_env}"] if self.spec.python_env else []),
             *(f"  {what}: {path}" for what, path in self.paths.items()),
             *(f"  {name}={value}" for name, value in redact(self.environment).items()),

@@ -216,16 +216,25 @@ def parked_executors(reasons: Sequence[str], count: int) -> WaitReason:
     return WaitReason(sentence, ("asks YARN for another",), f"a usable GPU: {text}")
 
 
-def ended_executors(hosts: Sequence[str], last: str, rest: WaitReason) -> WaitReason:
+def ended_executors(
+    hosts: Sequence[str], last: str, rest: WaitReason, cause: str = "", remedy: str = ""
+) -> WaitReason:
     """Return the reason after executors have ended before they arrived.
 
     Args:
         hosts: host of each executor that ended.
         last: YARN's ID of the last of their containers.
         rest: what happens now.
+        cause: why the last of them ended whose end YARN explains; "" if it explains none.
+        remedy: what helps, or "".
     """
     where = list_hosts(hosts)
     sentence = f"{count_of(len(hosts), 'executor')} ended unexpectedly on {where}"
+    if cause:
+        details = tuple(filter(None, (remedy, f"see the node's log of {last}")))
+        return WaitReason(f"{sentence}: {cause}", details, f"executors that stay on {where}").join(
+            rest
+        )
     see = (
         f"see the node's log of {last} (a GPU that cannot be discovered, memory, Python, the node's"
         " clock, YARN's preemption?)"

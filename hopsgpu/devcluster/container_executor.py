@@ -36,7 +36,7 @@ _IGNORED = (
 
 
 class RefusedError(Exception):
-    """A request that container-executor.cfg does not allow."""
+    """A request that container-executor.cfg does not allow: the details, and the error's name."""
 
 
 class ContainerExecutor:
@@ -140,8 +140,8 @@ class ContainerExecutor:
         """Run a container's script in a container of Docker, and wait for its end."""
         pid_file, file = _prepare(who, user, app, container, work, script, tokens, rest)
         command = _read(file)
-        self._check(command)
-        if code := self._pass_on(*self._run_arguments(command)):
+        is_trusted = self._check(command)
+        if code := self._pass_on(*self._run_arguments(command, is_trusted=is_trusted)):
             print(f"Docker container exit code was not zero: {code}", file=sys.stderr)
             return _UNABLE_TO_EXECUTE_SCRIPT
         pid = self._output("inspect", "--format={{.State.Pid}}", container)
@@ -149,36 +149,53 @@ class ContainerExecutor:
             _write_atomically(pid_file, pid)
         return _record_exit(pid_file, int(self._output("wait", container)))
 
-    def _check(self, command: Mapping[str, str]) -> None:
-        """Raise RefusedError, with the real program's message, for what is not allowed."""
+    def _check(self, command: Mapping[str, str]) -> bool:
+        """Return whether the image is trusted: containers of other images get no mounts.
+
+        Raises:
+            RefusedError: something is not allowed; the message is the real program's.
+        """
         image = command["image"]
         trusted = self._allowed("docker.trusted.registries")
         is_top_level = "/" not in image and "library" in trusted
-        if not is_top_level and not any(image.startswith(f"{name}/") for name in trusted):
-            raise RefusedError(f"image: {image} is not trusted.")
-        for key, setting, what in (
-            ("net", "docker.allowed.networks", "network in allowed networks"),
-            ("runtime", "docker.allowed.runtimes", "runtime in allowed runtimes"),
-        ):
-            if key in command and command[key] not in self._allowed(setting):
-                raise RefusedError(
-                    f"Invalid param '{command[key]}' requested\nCould not find requested {what}"
-                )
+        is_trusted = is_top_level or any(image.startswith(f"{name}/") for name in trusted)
+        if not is_trusted:
+            print(f"image: {image} is not trusted.", file=sys.stderr)
+        if command.get("net") not in (None, *self._allowed("docker.allowed.networks")):
+            raise RefusedError(
+                f"Invalid param '{command['net']}' requested\n"
+                "Could not find requested network in allowed networks",
+                "Invalid docker network",
+            )
+        runtimes = self._allowed("docker.allowed.runtimes") if is_trusted else ()
+        if command.get("runtime") not in (None, *runtimes):
+            raise RefusedError(
+                f"Invalid param '{command['runtime']}' requested\n"
+                "Could not find requested runtime in allowed runtimes",
+                "Invalid docker runtime",
+            )
+        if is_trusted:
+            self._check_mounts(command)
+        return is_trusted
+
+    def _check_mounts(self, command: Mapping[str, str]) -> None:
         writable = self._allowed("docker.allowed.rw-mounts")
         readable = (*writable, *self._allowed("docker.allowed.ro-mounts"))
         for mount in _list(command, "mounts"):
             source, _, rest = mount.partition(":")
-            accepted = readable if rest.partition(":")[2].startswith("ro") else writable
-            if not any(f"{source}/".startswith(f"{place.rstrip('/')}/") for place in accepted):
+            kind = "read-only" if rest.partition(":")[2].startswith("ro") else "read-write"
+            accepted = readable if kind == "read-only" else writable
+            path = os.path.realpath(source)
+            if not any(f"{path}/".startswith(f"{place.rstrip('/')}/") for place in accepted):
                 raise RefusedError(
-                    f"Configuration does not allow docker mount '{mount}',"
-                    f" realpath={os.path.realpath(source)}"
+                    f"Configuration does not allow docker mount '{mount}', realpath={path}",
+                    f"Invalid docker {kind} mount",
                 )
 
     def _allowed(self, name: str) -> tuple[str, ...]:
         return tuple(filter(None, self._settings.get(name, "").split(",")))
 
-    def _run_arguments(self, command: Mapping[str, str]) -> list[str]:
+    def _run_arguments(self, command: Mapping[str, str], *, is_trusted: bool) -> list[str]:
         arguments = [
             "run",
             "--detach",
@@ -192,7 +209,7 @@ class ContainerExecutor:
             "cap-add": "--cap-add",
             "group-add": "--group-add",
             "devices": "--device",
-            "mounts": "--volume",
+            **({"mounts": "--volume"} if is_trusted else {}),
             "tmpfs": "--tmpfs",
         }
         for key, flag in flags.items():
@@ -327,7 +344,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return program.run(rest)
     except RefusedError as error:
-        print(error, file=sys.stderr)
+        details, name = error.args
+        print(
+            f"{details}\nError constructing docker command, error message='{name}'", file=sys.stderr
+        )
         return _INVALID_DOCKER_COMMAND
 
 

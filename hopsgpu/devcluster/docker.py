@@ -143,7 +143,8 @@ address = "{socket_of(CONTAINERD, layout)}"
         "docker.host": docker_url(layout),
         **allowed,
         **{
-            name: ",".join(filter(None, (*paths, allowed.get(name))))
+            # As in Hadoop's file, with paths that follow symbolic links.
+            name: ",".join(os.path.realpath(path) for path in (*paths, *_split(allowed.get(name))))
             for name, paths in needed.items()
         },
     }
@@ -185,6 +186,10 @@ def release_mounts(layout: ClusterLayout) -> None:
     places = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
     for place in sorted((p for p in places if p.startswith(f"{layout.docker}/")), reverse=True):
         subprocess.run(["umount", "--lazy", place], timeout=_UNMOUNT_SECONDS, check=True)
+
+
+def _split(text: str | None) -> list[str]:
+    return [part for part in (text or "").split(",") if part]
 
 
 def _find(program: str) -> str | None:

@@ -175,6 +175,7 @@ def _request(record: RunRecord) -> Facts:
         "placement": spec.placement or "",
         "queue": record.queue,
         "resumed from": spec.resume or "",
+        "image": spec.image or "",
         "Python environment": spec.python_env or "",
         **{f"{name} (variable)": value for name, value in spec.env_vars.items()},
         **{name: data.url for name, data in (record.data or {}).items()},

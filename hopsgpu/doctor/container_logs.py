@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from hopsgpu.errors import HopsGpuError
+from hopsgpu.yarn.container_exits import last_reason
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.snapshot import Node
 
 _MAX_LOG_BYTES = 64 * 1024
-_MAX_REASON_LENGTH = 300
 
 
 class ContainerLogs:
@@ -28,14 +27,3 @@ class ContainerLogs:
         if reason := last_reason(log):
             return reason
         raise HopsGpuError("it is empty")
-
-
-def last_reason(log: str) -> str:
-    """Return the discovery script's last message in an executor's log, else the last error."""
-    lines = [line.strip() for line in log.splitlines()]
-    ours = [
-        line.partition("hopsgpu discovery: ")[2] for line in lines if "hopsgpu discovery: " in line
-    ]
-    errors = [line for line in lines if re.search(r"\b(ERROR|[\w.]+(Error|Exception)\b)", line)]
-    reasons = ours or errors or [line for line in lines if line]
-    return reasons[-1][:_MAX_REASON_LENGTH] if reasons else ""

@@ -316,12 +316,19 @@ def gang_in(
         gpu_idle_timeout: the request, which tells "off" from none.
 
     Raises:
-        ConfigError: those of the application are invalid.
+        ConfigError: those of the application are invalid, or its executors run in another image
+            than requested.
     """
     default = application.option("python_env")
     if python_env is None and default:
         python_env = recipe_for(default)
-    spec = replace(spec, python_env=None if python_env is None else python_env.name)
+    if spec.image is not None:
+        application.check_image(spec.image)
+    spec = replace(
+        spec,
+        python_env=None if python_env is None else python_env.name,
+        image=application.image,
+    )
     spec = _with_gpu_idle_timeout(spec, application, gpu_idle_timeout)
     return GangArguments(spec=spec, application=application, python_env=python_env)
 

@@ -62,6 +62,7 @@ class ExecutorOptions(CommonOptions):
             requirements file, of a directory (modules, or a virtual or conda environment) or of
             a packed archive; or the name of a conda environment. It is built before GPUs are
             requested, kept on the lake for the next launch, and unpacked once on each node.
+        image: container image of the executors, which must be that of the session: see `session`.
         spark: the session; the active one by default.
     """
 
@@ -71,6 +72,7 @@ class ExecutorOptions(CommonOptions):
     visible: str | None = None
     acquire_timeout: Duration = placed_field("10m", "name")
     python_env: Any = None
+    image: str | None = None
     spark: SparkSession | None = placed_field(None, "progress")
 
     def recipe(self) -> RequestedEnv | None:
@@ -92,6 +94,7 @@ class ExecutorOptions(CommonOptions):
             memory_per_worker=parse_memory(self.memory_per_worker, "memory_per_worker"),
             gpu_type=self.gpu_type,
             visible=self.visible,
+            image=self.image,
             acquire_timeout=parse_duration(self.acquire_timeout, "acquire_timeout"),
             **fields,
         )

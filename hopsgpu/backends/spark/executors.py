@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -18,17 +19,21 @@ from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, Task, refuse_hopeless
 from hopsgpu.backends.spark.jvm import wait_until
+from hopsgpu.backends.spark.log4j import CapturedLog
 from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.tls import is_network_encrypted
 from hopsgpu.core.own_log import level
+from hopsgpu.errors import ConfigError
 from hopsgpu.linux import allow_descriptors
 from hopsgpu.units import count_of
+from hopsgpu.yarn.container_exits import container_exit
 from hopsgpu.yarn.resource_manager import PriorityContainers
 
 log = logging.getLogger(__name__)
 
+_CONTAINER = re.compile(r"container_\w+")
 # Spark learns of a job's tasks some milliseconds after its start, and later on a busy machine.
 _REQUEST_SECONDS, _REQUEST_POLL_SECONDS = 3.0, 0.05
 
@@ -39,12 +44,14 @@ class Executors:
 
     Attributes:
         driver: what an executor needs to connect to the control channel.
+        removals: Spark's messages about executors that have ended, with YARN's diagnostics.
     """
 
     application: Application
     profile: ResourceProfile
     server: ControlServer
     driver: DriverEndpoint
+    removals: CapturedLog
 
     def new_job(
         self,
@@ -76,10 +83,30 @@ class Executors:
         )
 
     def refuse_hopeless(self, jobs: Iterable[GangJob]) -> None:
-        """Raise the error of a failed task of these jobs if a retry by Spark cannot fix it."""
+        """Raise the error of a failed task of these jobs if a retry by Spark cannot fix it.
+
+        Raises:
+            ConfigError: also if a setting ends each container before its executor can start.
+        """
+        self.refuse_hopeless_containers()
         for job in jobs:
             for error in self.application.jvm.task_failures(job.tag):
                 refuse_hopeless(error)
+
+    def refuse_hopeless_containers(self) -> None:
+        """Record why containers ended.
+
+        Raises:
+            ConfigError: a setting ends each container before its executor can start.
+        """
+        failing = self.application.failing
+        for message in self.removals.drain():
+            if match := _CONTAINER.search(message):
+                failing.record_exit(match[0], container_exit(message))
+        if (hopeless := failing.hopeless_exit()) is not None:
+            raise ConfigError(
+                f"no executor can start, because {hopeless.reason}: {hopeless.remedy}"
+            )
 
     def registered_ids(self) -> tuple[str, ...]:
         """Return Spark's IDs of the executors that are connected to the driver's JVM."""
@@ -167,9 +194,12 @@ def yarn_allocator(
     Raises:
         ConfigError: the driver cannot listen for the executors.
     """
-    with _control_channel(application, request.plan.executors) as (server, driver):
+    with (
+        _control_channel(application, request.plan.executors) as (server, driver),
+        application.jvm.removals() as removals,
+    ):
         profile = application.profiles.check_out(request.plan.shape)
-        allocator = kind(request, Executors(application, profile, server, driver))
+        allocator = kind(request, Executors(application, profile, server, driver, removals))
         try:
             yield allocator
         finally:

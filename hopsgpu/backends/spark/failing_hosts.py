@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
+
+from hopsgpu.yarn.container_exits import ContainerExit
 
 # A single end may have any cause.
 _MIN_ENDS = 2
@@ -17,6 +19,8 @@ class FailingHosts:
         self._lock = threading.Lock()
         # Guarded by the lock: the time of each container's end, by host.
         self._ended: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        self._exits: dict[str, ContainerExit] = {}
+        self._has_arrival = False
 
     def record_end(self, container: str, host: str, now: float) -> None:
         """Record that a container has ended too early; a repeated ID counts once."""
@@ -27,6 +31,31 @@ class FailingHosts:
         """Forget the ends on a host, because an executor has become ready there."""
         with self._lock:
             self._ended.pop(host, None)
+            self._has_arrival = True
+
+    def record_exit(self, container: str, exit_: ContainerExit) -> None:
+        """Record why a container ended."""
+        with self._lock:
+            self._exits[container] = exit_
+
+    def exit_of(self, container: str) -> ContainerExit | None:
+        with self._lock:
+            return self._exits.get(container)
+
+    def hopeless_exit(self) -> ContainerExit | None:
+        """Return why no executor can start; None if another attempt may help.
+
+        A setting is the cause of the end of at least two containers, and no executor of the
+        application has become ready.
+        """
+        with self._lock:
+            if self._has_arrival:
+                return None
+            kinds = Counter(e.kind for e in self._exits.values() if e.is_setting)
+            if not kinds or kinds.most_common(1)[0][1] < _MIN_ENDS:
+                return None
+            kind = kinds.most_common(1)[0][0]
+            return next(e for e in self._exits.values() if e.is_setting and e.kind == kind)
 
     def containers(self) -> dict[str, str]:
         with self._lock:

@@ -18,7 +18,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext, SparkStageInfo
 
-from hopsgpu.backends.spark.log4j import suppressed
+from hopsgpu.backends.spark.log4j import CapturedLog, suppressed
 from hopsgpu.backends.spark.release_messages import KilledExecutor, ReleaseMessages
 from hopsgpu.errors import HopsGpuError
 
@@ -32,6 +32,9 @@ FLIP_SECONDS = 20.0
 # The beginning of a warning with a stack trace, which Spark's scheduler logs if it refuses a stage.
 _STAGE_REFUSED = "Creating new stage failed due to exception - job: "
 _DAG_SCHEDULER = "org.apache.spark.scheduler.DAGScheduler"
+# The message about an executor whose container ended, with the diagnostics of YARN.
+_YARN_ENDPOINT = "org.apache.spark.scheduler.cluster.YarnSchedulerBackend$YarnSchedulerEndpoint"
+_REMOVAL = "Requesting driver to remove executor "
 _POLL_SECONDS = 0.01
 _MAX_TASKS = 10_000
 # Members of ExecutorAllocationManager. The field has the time of its next request, in nanoseconds
@@ -136,6 +139,10 @@ class Jvm:
         """Return the user for whom another one's credentials act; None if they are this user's."""
         user = self._login().getCurrentUser()
         return None if user.getRealUser() is None else str(user.getShortUserName())
+
+    def removals(self) -> CapturedLog:
+        """Return Spark's messages about executors whose containers end, from now on."""
+        return CapturedLog(self._context._jvm, _YARN_ENDPOINT, _REMOVAL)
 
     def hadoop_version(self) -> str:
         return str(self._class("org.apache.hadoop.util.VersionInfo").getVersion())

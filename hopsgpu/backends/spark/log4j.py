@@ -1,12 +1,16 @@
-"""Temporary filters for messages in Spark's log that hopsgpu causes or replaces by its own."""
+"""Spark's log: messages that hopsgpu suppresses for a time, and messages that hopsgpu reads."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+# A character that Spark does not log.
+_SEPARATOR = "\x1e"
 
 
 class Log4jFilters:
@@ -27,7 +31,8 @@ class Log4jFilters:
         # methods. Other code reports the end of the JVM or of the interpreter.
         with contextlib.suppress(TypeError, *self._errors):
             for config, regexes in _by_config(jvm, regexes_by_logger):
-                deny = _filter(jvm, regexes)
+                results = jvm.org.apache.logging.log4j.core.Filter.Result
+                deny = _filter(jvm, regexes, results.DENY, results.NEUTRAL)
                 config.addFilter(deny)
                 self._installed.append((config, deny))
 
@@ -53,6 +58,58 @@ def suppressed(jvm: Any, logger: str, *messages: str) -> Iterator[None]:
         filters.remove()
 
 
+class CapturedLog:
+    """The messages of one logger that match a regular expression, for as long as it is open.
+
+    A message whose level is not logged is not captured. If Spark does not log with Log4j 2, no
+    message is captured.
+
+    Args:
+        regex: regular expression of the beginning of the messages.
+    """
+
+    def __init__(self, jvm: Any, logger: str, regex: str) -> None:
+        from py4j.protocol import Py4JError
+
+        self._errors = (Py4JError, OSError)
+        self._config: Any = None
+        # Log4j identifies an appender by its name.
+        self._name = f"hopsgpu-{uuid.uuid4().hex}"
+        with contextlib.suppress(TypeError, *self._errors):
+            self._writer = jvm.java.io.StringWriter()
+            core = jvm.org.apache.logging.log4j.core
+            layout = core.layout.PatternLayout.newBuilder().withPattern(f"%m{_SEPARATOR}").build()
+            results = core.Filter.Result
+            accept = _filter(jvm, [regex], results.ACCEPT, results.DENY)
+            appender = core.appender.WriterAppender.createAppender(
+                layout, accept, self._writer, self._name, False, True
+            )
+            appender.start()
+            ((config, _),) = _by_config(jvm, {logger: ()})
+            config.addAppender(appender, None, None)
+            self._config = config
+
+    def __enter__(self) -> CapturedLog:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._config is not None:
+            with contextlib.suppress(*self._errors):
+                self._config.removeAppender(self._name)
+
+    def drain(self) -> list[str]:
+        """Return the messages since the last call."""
+        if self._config is None:
+            return []
+        with contextlib.suppress(*self._errors):
+            buffer = self._writer.getBuffer()
+            if length := int(buffer.length()):
+                text = str(buffer.substring(0, length))
+                buffer.delete(0, length)
+                return [message for message in text.split(_SEPARATOR) if message]
+        return []
+
+
 def _by_config(
     jvm: Any, regexes_by_logger: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[Any, Sequence[str]]]:
@@ -76,12 +133,9 @@ def _by_config(
         yield config, regexes[name]
 
 
-def _filter(jvm: Any, regexes: Sequence[str]) -> Any:
+def _filter(jvm: Any, regexes: Sequence[str], match: Any, mismatch: Any) -> Any:
     core = jvm.org.apache.logging.log4j.core
-    results = core.Filter.Result
     string = jvm.java.lang.Class.forName("java.lang.String")
     no_flags = jvm.java.lang.reflect.Array.newInstance(string, 0)
     pattern = f"(?s)(?:{'|'.join(regexes)}).*"
-    return core.filter.RegexFilter.createFilter(
-        pattern, no_flags, False, results.DENY, results.NEUTRAL
-    )
+    return core.filter.RegexFilter.createFilter(pattern, no_flags, False, match, mismatch)

@@ -64,7 +64,15 @@ class EndedContainers:
         if not self._lost:
             return why
         hosts = [self._hosts[container] for container in self._lost]
-        return wait_reasons.ended_executors(hosts, self._lost[-1], why)
+        exits = (self._failing.exit_of(container) for container in reversed(self._lost))
+        cause = next(filter(None, exits), None)
+        return wait_reasons.ended_executors(
+            hosts,
+            self._lost[-1],
+            why,
+            "" if cause is None else cause.reason,
+            "" if cause is None else cause.remedy,
+        )
 
 
 class _NotingClock(AcquisitionClock):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -10,13 +11,14 @@ import re
 import secrets
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.authorities import shipped_bundle
 from hopsgpu.backends.spark.console import gateway
+from hopsgpu.backends.spark.container_image import IMAGE, image_properties, refuse_local_image
 from hopsgpu.backends.spark.log4j import suppressed
 from hopsgpu.backends.spark.package_archive import (
     ARCHIVES,
@@ -46,6 +48,7 @@ from hopsgpu.backends.spark.spark_versions import (
 )
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gpu_types import parse_markers
+from hopsgpu.core.image_names import check_image_name
 from hopsgpu.core.own_log import level_of, show_on_stderr
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
@@ -63,6 +66,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MAX_STARTS = 3
+_PYTHON = "spark.pyspark.python"
+_PYTHON_VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 _TAGS = "spark.yarn.tags"
 _OWN_TAG = re.compile(r"(^|,)hopsgpu-[0-9a-f]{12}$")
 _LOCAL_MASTER = "local[*]"
@@ -83,7 +88,11 @@ _FAILED_BEFORE = "Another SparkContext is being constructed (or threw an excepti
 
 @public
 def session(
-    name: str, *, master: str | None = None, conf: Mapping[str, object] | None = None
+    name: str,
+    *,
+    master: str | None = None,
+    conf: Mapping[str, object] | None = None,
+    image: str | None = None,
 ) -> SparkSession:
     """Return a SparkSession that can hold gangs and releases their GPUs.
 
@@ -101,6 +110,10 @@ def session(
             "local[*]".
         conf: more Spark properties, which override hopsgpu's. Properties that prevent gangs are
             refused.
+        image: container image in which all executors run, by YARN's Docker runtime (or runc, with
+            `spark.hopsgpu.image.runtime`), as "registry/name:tag". Their Python is the image's:
+            `python3.N` on its PATH, of this Python's version. By default executors run in no
+            image, or in `spark.hopsgpu.image` of spark-defaults.conf.
 
     Raises:
         ConfigError: a setting prevents gangs (the message says how to fix it), or the call is in a
@@ -114,9 +127,11 @@ def session(
             "a rank cannot start a Spark session: call session() in the driver, under"
             ' `if __name__ == "__main__":` in modules that ranks import, and pass rows with data='
         )
-    requested = _check_conf(name, master, conf)
+    requested = _check_conf(name, master, conf, image)
     show_on_stderr(level_of(requested.get("spark.hopsgpu.log") or os.environ.get(LOG)))
     master = default_master(requested, os.environ)
+    if is_local(master) and IMAGE in requested:
+        refuse_local_image(requested[IMAGE])
     if master is not None and not is_local(master):
         # Refuse wrong settings before a JVM is started.
         check_session({**_ours(requested), "spark.yarn.dist.archives": f"#{ALIAS}"})
@@ -140,11 +155,10 @@ def session(
         SparkContext._ensure_initialized()
         master = SparkConf().get("spark.master", _LOCAL_MASTER)
     log.info("session requested: starts one on master %s", master)
-    return (
-        _start_local(name, master, requested)
-        if is_local(master)
-        else _start_on_yarn(name, requested)
-    )
+    if is_local(master):
+        return _start_local(name, master, requested)
+    with _python_of_image_only_here():
+        return _start_on_yarn(name, requested)
 
 
 def _check_versions(environ: Mapping[str, str]) -> None:
@@ -244,17 +258,17 @@ def _start_on_yarn(name: str, requested: Mapping[str, str]) -> SparkSession:
             ' configuration (for the development cluster: eval "$(hopsgpu cluster env)");'
             " master='local[*]' runs on this machine"
         )
-    # The executors' Python is the driver's unless it is set. If a plain script starts the context,
-    # Spark reads this variable and not the property.
-    if "spark.pyspark.python" in requested:
-        os.environ["PYSPARK_PYTHON"] = requested["spark.pyspark.python"]
-    elif not is_submitted:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = _ours(requested)
     if not is_submitted:
+        defaults = spark_defaults(os.environ)
+        settings |= image_properties({**defaults, **settings}.get, _PYTHON_VERSION)
+        _choose_python(settings.get(_PYTHON))
         # Check before a JVM starts: without a ticket it would print a stack every second.
-        effective = {**spark_defaults(os.environ), **settings}
-        ensure_credentials(HadoopConf.load_hdfs(os.environ).get, effective.get, os.environ)
+        ensure_credentials(
+            HadoopConf.load_hdfs(os.environ).get, {**defaults, **settings}.get, os.environ
+        )
+    elif _PYTHON in requested:
+        os.environ["PYSPARK_PYTHON"] = requested[_PYTHON]
     # Start the JVM as the context would. Only the JVM knows spark-defaults.conf and the arguments
     # of spark-submit, whose files must still be shipped.
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
@@ -269,6 +283,9 @@ def _start_on_yarn(name: str, requested: Mapping[str, str]) -> SparkSession:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         # The settings of spark-submit, including spark-defaults.conf, are the user's settings.
         settings = settings | environment | dict(requested)
+        settings |= image_properties(settings.get, _PYTHON_VERSION)
+        if IMAGE in settings:
+            _choose_python(settings[_PYTHON])
         ensure_credentials(HadoopConf.load_hdfs(os.environ).get, settings.get, os.environ)
     with tempfile.TemporaryDirectory(prefix="hopsgpu-ship-") as directory:
         shipped = environment | settings
@@ -286,6 +303,37 @@ def _start_on_yarn(name: str, requested: Mapping[str, str]) -> SparkSession:
         settings[_TAGS] = ",".join(filter(None, (tags, tag)))
         # After the creation, YARN has copies of the files.
         return _create_session(_builder(name, settings), functools.partial(_end_application, tag))
+
+
+def _choose_python(named: str | None) -> None:
+    """Choose the executors' Python: the named one, else PYSPARK_PYTHON, else the driver's.
+
+    If a plain script starts the context, Spark reads this variable and not the property.
+    """
+    if named is not None:
+        os.environ["PYSPARK_PYTHON"] = named
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+@contextlib.contextmanager
+def _python_of_image_only_here() -> Iterator[None]:
+    """Restore PYSPARK_PYTHON on exit if the session's executors run in an image.
+
+    The next session of this process may have another image, or none.
+    """
+    from pyspark import SparkContext
+
+    before = os.environ.get("PYSPARK_PYTHON")
+    try:
+        yield
+    finally:
+        context = SparkContext._active_spark_context
+        if context is not None and context.getConf().get(IMAGE):
+            if before is None:
+                os.environ.pop("PYSPARK_PYTHON", None)
+            else:
+                os.environ["PYSPARK_PYTHON"] = before
 
 
 def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
@@ -368,7 +416,9 @@ def _create_session(
     raise AssertionError("the last start returns or raises")
 
 
-def _check_conf(name: object, master: object, conf: Mapping[str, object] | None) -> dict[str, str]:
+def _check_conf(
+    name: object, master: object, conf: Mapping[str, object] | None, image: object
+) -> dict[str, str]:
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"name={name!r}: must be a string, the application's name")
     if master is not None and not isinstance(master, str):
@@ -385,4 +435,7 @@ def _check_conf(name: object, master: object, conf: Mapping[str, object] | None)
         settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
     if master is not None:
         settings["spark.master"] = master
+    if image is not None:
+        check_image_name(image, "image")
+        settings[IMAGE] = str(image)
     return settings

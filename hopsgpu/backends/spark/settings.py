@@ -27,7 +27,7 @@ _PYSPARK_MEMORY = "spark.executor.pyspark.memory"
 SUBMIT = "`hopsgpu submit --deploy-mode cluster`"
 # Properties that spark-submit reads, or the application master before it starts the driver.
 _AT_SUBMISSION = re.compile(
-    r"spark\.(master|submit\..*|pyspark\..*"
+    r"spark\.(master|submit\..*|pyspark\..*|hopsgpu\.image(\..*)?"
     r"|driver\.(memory.*|minMemoryOverhead|cores|extra.*|defaultJavaOptions)"
     r"|yarn\.((am|appMasterEnv|dist)\..*|queue|tags|priority|jars|archive|maxAppAttempts|stagingDir"
     r"|scheduler\.heartbeat\.interval-ms))"

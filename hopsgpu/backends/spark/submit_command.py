@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hopsgpu.backends.masters import is_local
+from hopsgpu.backends.spark.container_image import IMAGE, image_properties
 from hopsgpu.backends.spark.log_level import quiet
 from hopsgpu.backends.spark.package_archive import ARCHIVES
 from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_session
@@ -29,6 +31,7 @@ _TAGS = "spark.yarn.tags"
 _WAIT = "spark.yarn.submit.waitAppCompletion"
 _PYTHON = "spark.pyspark.python"
 _DRIVER_PYTHON = "spark.pyspark.driver.python"
+_PYTHON_VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ def plan_submission(
         **_by_version(mode, {**defaults, **requested}, environ),
         **requested,
     }
+    with_mode = {**defaults, **requested, _MODE: mode}
+    requested |= image_properties(with_mode.get, _PYTHON_VERSION)
     if job.queue is not None:
         requested[_QUEUE] = job.queue
     if mode == "cluster" and (job.is_detached or job.tag):
@@ -142,7 +147,8 @@ def _pythons(
 ) -> dict[str, str]:
     """Return the properties that name the executors' and the driver's Python, if not given."""
     pythons = {}
-    if _PYTHON not in properties:
+    # In an image, the executors' Python is that of the image.
+    if _PYTHON not in properties and not properties.get(IMAGE):
         pythons[_PYTHON] = environ.get("PYSPARK_PYTHON") or python
     if mode == "client" and _DRIVER_PYTHON not in properties:
         # Ignore PYSPARK_DRIVER_PYTHON, which people set to jupyter.

@@ -13,6 +13,7 @@ from hopsgpu.backends.elastic_allocator import ElasticAllocator
 from hopsgpu.backends.gang_allocation import GangAllocator
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.spark.container_image import image_of, refuse_other_image
 from hopsgpu.backends.spark.elastic_allocator import YarnElasticAllocator
 from hopsgpu.backends.spark.executor_probe import probe
 from hopsgpu.backends.spark.executors import yarn_allocator
@@ -53,6 +54,13 @@ class YarnApplication(Application):
         with yarn_allocator(YarnElasticAllocator, self, request) as allocator:
             allocator.start()
             yield allocator
+
+    @property
+    def image(self) -> str | None:
+        return image_of(self.setting)
+
+    def check_image(self, requested: str) -> None:
+        refuse_other_image(requested, self.image)
 
     def is_running(self, application_id: str) -> bool:
         return not self.manager.end_of(application_id)
