@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.devcluster import probe
+from hopsgpu.devcluster.docker import socket_of
 from hopsgpu.devcluster.layout import ClusterLayout, address_of
 from hopsgpu.devcluster.state import ClusterState, load
 
@@ -76,13 +77,14 @@ def _daemons(layout: ClusterLayout, state: ClusterState) -> tuple[DaemonStatus, 
     for name, process in state.processes.items():
         address, ports = address_of(name), state.ports
         web = ports.get(f"{name}.web")
-        rpc = ports.get(f"{name}.rpc") or ports[f"{name}.data"]
+        rpc = ports.get(f"{name}.rpc") or ports.get(f"{name}.data")
         daemons.append(
             DaemonStatus(
                 name=name,
                 pid=process.pid,
                 alive=process.alive,
-                rpc=f"{address}:{rpc}",
+                # containerd and dockerd listen on Unix sockets.
+                rpc=f"{address}:{rpc}" if rpc else str(socket_of(name, layout)),
                 web=f"{state.spec.scheme}://{address}:{web}" if web else "",
                 log=str(layout.log(name)),
             )

@@ -14,7 +14,7 @@ _SITE = "yarn-site.xml of the nodes"
 _DOCKER = "yarn.nodemanager.runtime.linux.docker"
 _MAX_REASON_LENGTH = 300
 _DISCOVERY = "hopsgpu discovery: "
-# What differs between two containers with the same cause.
+# The parts of a reason that differ between containers with the same cause.
 _VARYING = re.compile(r"\b(application|container)_\w+|/\S+|\d+")
 
 
@@ -34,7 +34,7 @@ class ContainerExit:
 
     @property
     def kind(self) -> str:
-        """What containers with the same cause have in common."""
+        """The part of the reason that containers with the same cause share."""
         return _VARYING.sub("", self.reason)
 
 

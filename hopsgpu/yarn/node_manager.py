@@ -8,12 +8,14 @@ written in two ways: as in the XML of nvidia-smi ("product_name"), or as the cla
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.gpu.node.nvidia_smi import read_mib, read_number
@@ -33,6 +35,8 @@ _RETRY_SECONDS = 30.0
 _PATH = "/ws/v1/node/resources/yarn.io%2Fgpu"
 _HOSTS = "hopsgpu.hosts"
 _Answer = Mapping[str, Any]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,34 @@ class NodeManagers:
                 name: answer for name, answer in answers_by_node.items() if isinstance(answer, str)
             },
         )
+
+    def settings(self, nodes: Sequence[Node], names: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return properties of NodeManagers by host, requested from all nodes in parallel.
+
+        A property that is not set, or that a NodeManager does not tell, is missing.
+        """
+        asked = [node for node in nodes if node.web]
+        if not asked:
+            return {}
+        with ThreadPoolExecutor(min(len(asked), _MAX_THREADS), "hopsgpu-nodes") as pool:
+            answers = pool.map(lambda node: self._settings(node, names), asked)
+            return {node.host: values for node, values in zip(asked, answers, strict=True)}
+
+    def _settings(self, node: Node, names: Sequence[str]) -> dict[str, str]:
+        values = {}
+        for name in names:
+            url = f"{self.base(node.web)}/conf?{urlencode({'name': name})}"
+            try:
+                answer = get_json(url, _SECONDS)
+            except HopsGpuError as error:
+                log.debug("%s of %s is unknown: %s", name, node.host, error)
+                continue
+            value = (
+                (answer.get("property") or {}).get("value") if isinstance(answer, Mapping) else None
+            )
+            if isinstance(value, str):
+                values[name] = value
+        return values
 
     def base(self, web: str) -> str:
         """Return the URL of host:port in YARN's answers, without a path."""

@@ -11,15 +11,20 @@ from dataclasses import dataclass, field
 
 from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root
+from hopsgpu.backends.spark.container_image import network_of, runtime_of
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.resource_profiles import ProfilePool
+from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake import LakePath
+from hopsgpu.yarn.container_runtime import runtime_problem, settings_of_runtime
 from hopsgpu.yarn.gang_queue import DEFAULT_PARTITION, make_queue_dir
 from hopsgpu.yarn.lost_nodes import why_lost
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
 from hopsgpu.yarn.snapshot import Snapshot
 
+_MAX_ASKED_NODES = 16
+_SNAPSHOT_SECONDS = 10.0
 _LABEL = "spark.yarn.executor.nodeLabelExpression"
 
 
@@ -85,6 +90,37 @@ class Application(GangApplication):
     @functools.cached_property
     def node_managers(self) -> NodeManagers:
         return NodeManagers(self.jvm.hadoop)
+
+    @functools.cached_property
+    def image_warnings(self) -> tuple[str, ...]:
+        """Return why containers in the application's image are not usable on some nodes.
+
+        A few nodes with GPUs are asked, once for each application.
+
+        Raises:
+            ConfigError: none of them starts containers in images.
+        """
+        runtime = runtime_of(self.setting)
+        if runtime is None:
+            return ()
+        nodes = [node for node in self.snapshot(_SNAPSHOT_SECONDS).nodes if node.web]
+        nodes.sort(key=lambda node: (not node.total.gpus, node.host))
+        settings = self.node_managers.settings(
+            nodes[:_MAX_ASKED_NODES], settings_of_runtime(runtime)
+        )
+        problems = {
+            host: problem
+            for host, values in settings.items()
+            if (problem := runtime_problem(runtime, values, network_of(self.setting)))
+        }
+        fatal = {host: problem for host, problem in problems.items() if problem.is_fatal}
+        if fatal and len(fatal) == len(settings):
+            host, problem = min(fatal.items())
+            raise ConfigError(
+                f"image={self.image!r}: no node that was asked starts containers in images; on"
+                f" {host}, {problem.text}. See docs/docker.md, or leave image out"
+            )
+        return tuple(f"image on {host}: {problem.text}" for host, problem in problems.items())
 
     @functools.cached_property
     def gang_queue_dir(self) -> LakePath:

@@ -26,6 +26,10 @@ _NAMES = {
     DOCKER: "YARN_CONTAINER_RUNTIME_DOCKER_IMAGE",
     RUNC: "YARN_CONTAINER_RUNTIME_RUNC_IMAGE",
 }
+_NETWORKS = {
+    DOCKER: "YARN_CONTAINER_RUNTIME_DOCKER_CONTAINER_NETWORK",
+    RUNC: "YARN_CONTAINER_RUNTIME_RUNC_CONTAINER_NETWORK",
+}
 # Docker's default of 64 MiB is too small for the workers of a DataLoader. A tmpfs may use half of
 # the node's memory, and counts as memory of the container.
 _SHARED_MEMORY = "/dev/shm"
@@ -74,10 +78,22 @@ def image_properties(setting: Callable[[str], str | None], python: str) -> dict[
     return properties
 
 
+def runtime_of(setting: Callable[[str], str | None]) -> str | None:
+    """Return "docker" or "runc", by which the executors run in an image; None if they do not."""
+    runtime = setting(_EXECUTORS + _TYPE)
+    return runtime if runtime in _NAMES else None
+
+
 def image_of(setting: Callable[[str], str | None]) -> str | None:
     """Return the image in which an application's executors run; None if they run in none."""
-    runtime = setting(_EXECUTORS + _TYPE)
-    return setting(_EXECUTORS + _NAMES[runtime]) if runtime in _NAMES else None
+    runtime = runtime_of(setting)
+    return None if runtime is None else setting(_EXECUTORS + _NAMES[runtime])
+
+
+def network_of(setting: Callable[[str], str | None]) -> str | None:
+    """Return the network that the executors' containers request; None for the nodes' default."""
+    runtime = runtime_of(setting)
+    return None if runtime is None else setting(_EXECUTORS + _NETWORKS[runtime])
 
 
 def refuse_other_image(requested: str, running: str | None) -> None:

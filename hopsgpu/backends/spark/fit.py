@@ -23,8 +23,8 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
     """Return the plan of a gang's containers, which YARN can grant; see `GangApplication.fit`.
 
     Raises:
-        ConfigError: the application may not have so many executors, or no node has GPUs of the
-            requested type.
+        ConfigError: the application may not have so many executors, no node has GPUs of the
+            requested type, or no node starts containers in the application's image.
         CapacityError: YARN can never grant them; nothing was requested.
     """
     check_credentials(application, spec.acquire_timeout)
@@ -37,7 +37,7 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
     executors = spec.workers // ranks
     check_gang(application.setting, executors)
     check_possible(demand_of(shape, executors, spec.placement), snapshot)
-    warnings = snapshot.problems
+    warnings = (*snapshot.problems, *application.image_warnings)
     warning = slot_check_warning(application.versions["spark"], application.setting)
     if warning is not None:
         warnings += (warning,)

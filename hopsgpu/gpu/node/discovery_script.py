@@ -290,14 +290,28 @@ def write_container_gpus(devices: Iterable[GpuDevice], is_isolated: bool) -> Non
         raise DiscoveryFailure(f"cannot write {CONTAINER_GPUS} for the agent: {error}") from None
 
 
+def has_own_gpus(environ: Mapping[str, str]) -> bool:
+    """Return whether YARN gave the container GPUs of its own, by Docker's or runc's runtime.
+
+    YARN's GPU plugin then names them in this variable, and NVIDIA's runtime shows no others. An
+    image itself may set the variable to "all".
+    """
+    devices = environ.get("NVIDIA_VISIBLE_DEVICES", "")
+    is_in_image = environ.get("YARN_CONTAINER_RUNTIME_TYPE") in ("docker", "runc")
+    return is_in_image and devices not in ("", "all")
+
+
 def _find_directory(environ: Mapping[str, str], list_gpus: Callable[[], Listing]) -> Path:
-    """Return the node's lease directory; if it is unusable, an isolated container uses its own."""
+    """Return the node's lease directory; an isolated container may use one of its own."""
+    own = {VARIABLE: str(Path(OWN_LEASES).absolute())}
+    if has_own_gpus(environ):
+        return lease_directory(own)
     try:
         return lease_directory(environ)
     except (LeaseError, OSError):
         if not list_gpus().is_isolated:
             raise
-        return lease_directory({VARIABLE: str(Path(OWN_LEASES).absolute())})
+        return lease_directory(own)
 
 
 def _discover(amount: int, limits: WaitLimits) -> None:
@@ -308,7 +322,7 @@ def _discover(amount: int, limits: WaitLimits) -> None:
         devices, is_isolated = acquire_gpus(amount, leases, list_gpus, limits, os.environ)
         leases.write_owner(owner(os.environ, executor.pid))
         with start_keepers(leases, executor) as keep_leases:
-            write_container_gpus(devices, is_isolated)
+            write_container_gpus(devices, is_isolated or has_own_gpus(os.environ))
             for device in devices:
                 state, reason = device.verdict
                 _log(f"gives out {device.address}, {state}{reason and ': ' + reason}")
