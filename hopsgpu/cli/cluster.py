@@ -80,6 +80,7 @@ def cluster() -> None:
 )
 @click.option(
     "--docker",
+    "has_docker",
     is_flag=True,
     help="Containers can run in Docker, in a dockerd of this cluster; needs root and the packages"
     " docker.io, containerd and runc.",

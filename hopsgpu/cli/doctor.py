@@ -34,6 +34,11 @@ _STATE, _NAME = 9, 17
     help="Spark property of the session (repeatable).",
 )
 @click.option(
+    "--image",
+    metavar="IMAGE",
+    help="Container image of the session's executors: check the nodes' Docker and the containers.",
+)
+@click.option(
     "--seconds",
     type=Seconds(1.0),
     default=45.0,
@@ -41,7 +46,12 @@ _STATE, _NAME = 9, 17
     help="Seconds to wait for a container on each node.",
 )
 def doctor(
-    as_json: bool, no_session: bool, queue: str | None, conf: tuple[str, ...], seconds: float
+    as_json: bool,
+    no_session: bool,
+    queue: str | None,
+    conf: tuple[str, ...],
+    image: str | None,
+    seconds: float,
 ) -> None:
     """Check a cluster and a session, and say how to fix what is wrong.
 
@@ -49,12 +59,17 @@ def doctor(
     hopsgpu.session() does, and briefly runs an executor on each node that has a free GPU.
     Exit code 0 if nothing is wrong; a check that could not run does not count as wrong.
     """
+    from hopsgpu.backends.spark.container_image import IMAGE
+    from hopsgpu.core.image_names import check_image_name
     from hopsgpu.doctor.examination import Examination
     from hopsgpu.doctor.report import CheckState
 
     settings = dict(map(_property, conf))
     if queue is not None:
         settings["spark.yarn.queue"] = queue
+    if image is not None:
+        check_image_name(image, "--image")
+        settings[IMAGE] = image
     counts = dict.fromkeys(CheckState, 0)
     for check in Examination(settings, not no_session, seconds).checks():
         counts[check.state] += 1

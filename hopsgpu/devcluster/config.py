@@ -23,7 +23,7 @@ from hopsgpu.devcluster.layout import (
 )
 from hopsgpu.errors import ConfigError
 
-# Of the program that starts containers in Docker; no site file.
+# Properties of the program that starts containers in Docker; this is no site file.
 CONTAINER_EXECUTOR = "container-executor"
 SITES = (
     "core-site",
@@ -78,7 +78,7 @@ class ClusterSpec:
         preemption: whether the Capacity Scheduler preempts containers for a queue that has less
             than its share and requests more. `default` and `training` each have half of the
             cluster.
-        docker: whether containers can run in Docker: the cluster has a dockerd of its own, and
+        has_docker: whether containers can run in Docker: the cluster has a dockerd of its own, and
             LinuxContainerExecutor with a stand-in for its setuid program.
     """
 
@@ -94,14 +94,14 @@ class ClusterSpec:
     namenode_ha: bool = False
     resourcemanager_ha: bool = False
     preemption: bool = False
-    docker: bool = False
+    has_docker: bool = False
 
     @property
     def daemons(self) -> tuple[str, ...]:
         """The daemons, in the order in which `status` lists them."""
         return (
             *((KDC,) if self.kerberos else ()),
-            *((CONTAINERD, DOCKERD) if self.docker else ()),
+            *((CONTAINERD, DOCKERD) if self.has_docker else ()),
             *((ZOOKEEPER,) if self.namenode_ha or self.resourcemanager_ha else ()),
             *self.namenodes,
             *(FAILOVER_CONTROLLERS if self.namenode_ha else ()),
@@ -139,7 +139,7 @@ class ClusterSpec:
                 "'3.3.6'"
             )
         _check_kerberos(self)
-        if self.docker and self.kerberos:
+        if self.has_docker and self.kerberos:
             raise ConfigError(
                 "docker with kerberos: the containers of alice would need a Unix user alice; use"
                 " one of --docker and --kerberos"

@@ -85,7 +85,7 @@ def write_conf(layout: ClusterLayout, state: ClusterState, gpus: GpuPlan) -> Non
     fair.unlink(missing_ok=True)
     if spec.conf.fair_scheduler:
         write(fair, spec.conf.fair_scheduler)
-    if spec.docker:
+    if spec.has_docker:
         docker.write_files(
             layout, _mounts(layout, state), spec.conf.sites.get(CONTAINER_EXECUTOR, {})
         )
@@ -98,7 +98,7 @@ def _node_site(
 ) -> Properties:
     """Return the additional properties of a NodeManager's yarn-site."""
     environ = container_environ(layout, node, realm)
-    if not state.spec.docker:
+    if not state.spec.has_docker:
         return site_files.node_site(layout, state.spec, node, state.ports, gpus, environ)
     # The PATH of a container in Docker is that of its image.
     del environ["PATH"]

@@ -1,9 +1,9 @@
 """A stand-in for Hadoop's setuid program `container-executor`, for the development cluster.
 
 A NodeManager with LinuxContainerExecutor runs this program to initialise, start, signal and remove
-containers, with and without Docker. The stand-in has the command line of Hadoop 3.3 to 3.5, and
+containers, with and without Docker. The stand-in has the command line of Hadoop 3.3 to 3.5. It
 checks images, mounts, networks and runtimes as the real program does, with the same messages. It
-lacks what needs the real one: setuid, its checks of files and users, and cgroups of devices.
+lacks setuid, the checks of files and users, and cgroups of devices.
 
 The first argument is a file of properties: those of Hadoop's container-executor.cfg, and
 `docker.host`. The program runs as root, as a script without other modules of hopsgpu.
@@ -140,7 +140,8 @@ class ContainerExecutor:
         """Run a container's script in a container of Docker, and wait for its end."""
         pid_file, file = _prepare(who, user, app, container, work, script, tokens, rest)
         command = _read(file)
-        is_trusted = self._check(command)
+        is_trusted = self._is_trusted(command["image"])
+        self._check_requests(command, is_trusted=is_trusted)
         if code := self._pass_on(*self._run_arguments(command, is_trusted=is_trusted)):
             print(f"Docker container exit code was not zero: {code}", file=sys.stderr)
             return _UNABLE_TO_EXECUTE_SCRIPT
@@ -149,25 +150,24 @@ class ContainerExecutor:
             _write_atomically(pid_file, pid)
         return _record_exit(pid_file, int(self._output("wait", container)))
 
-    def _check(self, command: Mapping[str, str]) -> bool:
-        """Return whether the image is trusted: containers of other images get no mounts.
-
-        Raises:
-            RefusedError: something is not allowed; the message is the real program's.
-        """
-        image = command["image"]
-        trusted = self._allowed("docker.trusted.registries")
+    def _is_trusted(self, image: str) -> bool:
+        """Return whether an image is trusted: the containers of another image get no mounts."""
+        trusted = self._values_of("docker.trusted.registries")
         is_top_level = "/" not in image and "library" in trusted
         is_trusted = is_top_level or any(image.startswith(f"{name}/") for name in trusted)
         if not is_trusted:
             print(f"image: {image} is not trusted.", file=sys.stderr)
-        if command.get("net") not in (None, *self._allowed("docker.allowed.networks")):
+        return is_trusted
+
+    def _check_requests(self, command: Mapping[str, str], *, is_trusted: bool) -> None:
+        """Raise RefusedError, with the real program's message, for what is not allowed."""
+        if command.get("net") not in (None, *self._values_of("docker.allowed.networks")):
             raise RefusedError(
                 f"Invalid param '{command['net']}' requested\n"
                 "Could not find requested network in allowed networks",
                 "Invalid docker network",
             )
-        runtimes = self._allowed("docker.allowed.runtimes") if is_trusted else ()
+        runtimes = self._values_of("docker.allowed.runtimes") if is_trusted else ()
         if command.get("runtime") not in (None, *runtimes):
             raise RefusedError(
                 f"Invalid param '{command['runtime']}' requested\n"
@@ -176,11 +176,10 @@ class ContainerExecutor:
             )
         if is_trusted:
             self._check_mounts(command)
-        return is_trusted
 
     def _check_mounts(self, command: Mapping[str, str]) -> None:
-        writable = self._allowed("docker.allowed.rw-mounts")
-        readable = (*writable, *self._allowed("docker.allowed.ro-mounts"))
+        writable = self._values_of("docker.allowed.rw-mounts")
+        readable = (*writable, *self._values_of("docker.allowed.ro-mounts"))
         for mount in _list(command, "mounts"):
             source, _, rest = mount.partition(":")
             kind = "read-only" if rest.partition(":")[2].startswith("ro") else "read-write"
@@ -192,7 +191,7 @@ class ContainerExecutor:
                     f"Invalid docker {kind} mount",
                 )
 
-    def _allowed(self, name: str) -> tuple[str, ...]:
+    def _values_of(self, name: str) -> tuple[str, ...]:
         return tuple(filter(None, self._settings.get(name, "").split(",")))
 
     def _run_arguments(self, command: Mapping[str, str], *, is_trusted: bool) -> list[str]:

@@ -36,7 +36,7 @@ _NVIDIA_RUNTIME = "nvidia-container-runtime"
 _UNMOUNT_SECONDS = 60.0
 _NM = "yarn.nodemanager"
 _DOCKER = f"{_NM}.runtime.linux.docker"
-# What users may request of Docker, in the words of Hadoop's container-executor.cfg.
+# Hadoop's container-executor.cfg: the requests of users that are allowed.
 _ALLOWED: Mapping[str, str] = {
     "docker.trusted.registries": "local,library",
     "docker.allowed.networks": "host,none",

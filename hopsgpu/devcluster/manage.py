@@ -90,7 +90,7 @@ def up(
     namenode_ha: bool | None = None,
     resourcemanager_ha: bool | None = None,
     preemption: bool | None = None,
-    docker: bool | None = None,
+    has_docker: bool | None = None,
     conf: str | Path | Mapping[str, Any] | None = None,
     timeout: float | None = None,
     say: Say = print,
@@ -135,7 +135,7 @@ def up(
         "namenode_ha": namenode_ha,
         "resourcemanager_ha": resourcemanager_ha,
         "preemption": preemption,
-        "docker": docker,
+        "has_docker": has_docker,
         "conf": _conf(conf),
     }
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -187,7 +187,7 @@ def _start(
     java, spark = find_java(), pyspark_home()
     if spec.kerberos:
         check_programs(spec)
-    if spec.docker:
+    if spec.has_docker:
         check_docker(layout)
     # Record the version: an `up` with another PySpark may restart dead daemons later.
     spec = replace(spec, hadoop=spec.hadoop or hadoop_version(spark))
@@ -285,7 +285,7 @@ def _client_environ(layout: ClusterLayout, state: ClusterState) -> dict[str, str
         "PYSPARK_PYTHON": sys.executable,
         **(client_variables(realm) if realm else {}),
         **({"REQUESTS_CA_BUNDLE": bundle} if state.spec.https else {}),
-        **({"DOCKER_HOST": docker_url(layout)} if state.spec.docker else {}),
+        **({"DOCKER_HOST": docker_url(layout)} if state.spec.has_docker else {}),
     }
 
 

@@ -7,11 +7,19 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
+from hopsgpu.backends.spark.container_image import (
+    DOCKER,
+    IMAGE,
+    RUNTIME,
+    image_properties,
+    network_of,
+)
 from hopsgpu.backends.spark.spark_location import find_spark
 from hopsgpu.doctor import (
     facts as gather,
 )
 from hopsgpu.doctor import (
+    image_checks,
     kerberos_checks,
     lake_checks,
     machine_checks,
@@ -101,7 +109,21 @@ class Examination:
         yield yarn_checks.check_gpus(yarn)
         yield yarn_checks.check_node_managers(yarn)
         yield yarn_checks.check_submission(yarn, settings.get("spark.yarn.queue", "default"))
+        if image := settings.get(IMAGE):
+            yield self._image(image, settings, setting, yarn)
         return yarn
+
+    def _image(
+        self, image: str, settings: Mapping[str, str], setting: gather.Setting, yarn: YarnFacts
+    ) -> Check:
+        runtime = settings.get(RUNTIME) or DOCKER
+        try:
+            properties = image_properties({**settings, RUNTIME: runtime}.get, "")
+        except ConfigError as error:
+            return wrong(image_checks.IMAGE, str(error), "change these properties")
+        network = network_of({**settings, **properties}.get, runtime)
+        problems, asked = gather.runtime_problems(setting, yarn.nodes, runtime, network)
+        return image_checks.check_image(image, runtime, asked, problems)
 
     def _lake(self, root: str, client: machine_checks.HadoopClient) -> Check:
         if client.filesystem is None and root.startswith("file:"):

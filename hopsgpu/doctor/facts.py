@@ -31,10 +31,13 @@ from hopsgpu.storage.identity import current_ticket, ensure_credentials, hadoop_
 from hopsgpu.storage.kerberos import keytab_of
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import choose_root
+from hopsgpu.yarn.container_runtime import RuntimeProblem, runtime_problem, settings_of_runtime
 from hopsgpu.yarn.gang_queue import GangQueueReader
+from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import GPU
 from hopsgpu.yarn.rest_client import RESOURCE_MANAGER, NoAnswer, is_kerberos_required
+from hopsgpu.yarn.snapshot import Node
 
 Setting = Callable[[str], str | None]
 _WEB_SECONDS = (3.0, 5.0)
@@ -134,6 +137,23 @@ def _yarn(manager: ResourceManager, setting: Setting) -> YarnFacts:
         gpus=Observer(setting).observe(),
         nodes=nodes,
         queues=manager.queues(),
+    )
+
+
+def runtime_problems(
+    setting: Setting, nodes: Sequence[Node], runtime: str, network: str | None
+) -> tuple[dict[str, RuntimeProblem], int]:
+    """Return why nodes with GPUs start no containers in images, and how many told their settings.
+
+    Args:
+        network: the network that the session requests; None for the default.
+    """
+    with_gpus = [node for node in nodes if node.total.gpus and node.state == "RUNNING"]
+    told = NodeManagers(setting).settings(with_gpus, settings_of_runtime(runtime))
+    problems = {host: runtime_problem(runtime, values, network) for host, values in told.items()}
+    return (
+        {host: problem for host, problem in problems.items() if problem is not None},
+        sum(bool(values) for values in told.values()),
     )
 
 

@@ -7,7 +7,9 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import pwd
 import re
+import resource
 import runpy
 import sys
 from collections.abc import Iterator
@@ -43,6 +45,26 @@ class LeaseDirectory:
 
 
 @dataclass(frozen=True)
+class ContainerFacts:
+    """Facts of the container itself, which an image and its runtime determine.
+
+    Attributes:
+        shared_memory: size of /dev/shm in bytes; None if there is none.
+        open_files, locked_memory: limits of a process; -1 for none. The memory is in bytes.
+        user: name of the user with this uid, or "".
+        tokens: "readable" or "unreadable" for the file of the application's tokens, "none" without
+            one.
+    """
+
+    shared_memory: int | None
+    open_files: int
+    locked_memory: int
+    uid: int
+    user: str
+    tokens: str
+
+
+@dataclass(frozen=True)
 class NodeFacts:
     """Facts of a node, seen from a container on it. A version is "" if it is unknown.
 
@@ -65,6 +87,7 @@ class NodeFacts:
     leases: LeaseDirectory
     frameworks: tuple[Framework, ...]
     nvml: str
+    container: ContainerFacts
 
 
 def inspect_node() -> NodeFacts:
@@ -84,6 +107,28 @@ def inspect_node() -> NodeFacts:
         leases=_leases(),
         frameworks=tuple(frameworks()),
         nvml=_nvml(),
+        container=_container(),
+    )
+
+
+def _container() -> ContainerFacts:
+    try:
+        shared = os.statvfs("/dev/shm")
+    except OSError:
+        shared = None
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = os.environ.get("USER", "")
+    file = os.environ.get("HADOOP_TOKEN_FILE_LOCATION", "")
+    is_readable = "readable" if os.access(file, os.R_OK) else "unreadable"
+    return ContainerFacts(
+        shared_memory=None if shared is None else shared.f_blocks * shared.f_frsize,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        locked_memory=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        uid=os.getuid(),
+        user=user,
+        tokens=is_readable if file else "none",
     )
 
 

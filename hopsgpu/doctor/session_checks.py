@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from hopsgpu.backends.spark.container_image import IMAGE
 from hopsgpu.backends.spark.spark_versions import other_python
 from hopsgpu.control.handshake import UnreachableError
-from hopsgpu.doctor import node_checks
+from hopsgpu.doctor import image_checks, node_checks
 from hopsgpu.doctor.container_logs import ContainerLogs
 from hopsgpu.doctor.machine_checks import DriverMachine
 from hopsgpu.doctor.probe_gang import ProbeResult, try_nodes
@@ -76,6 +77,8 @@ class Sessions:
             spark=self._machine.spark or "",
             totals={node.host: node.total for node in self._yarn.gpus.nodes},
         )
+        if self._conf.get(IMAGE):
+            yield from image_checks.check_containers(result.facts)
 
     def _probe_first(self, hosts: Sequence[str]) -> Generator[Check, None, ProbeResult | None]:
         """Yield the first application's checks; return its result, None if it did not start."""
@@ -85,7 +88,9 @@ class Sessions:
                 return try_nodes(hosts, self._logs, self._seconds) if hosts else ProbeResult()
         except NoSessionError as error:
             yield wrong("session", str(error), error.fix, [f"Spark's log: {error.log}"])
-        yield from (unknown(name, "no session") for name in (_GANG, *node_checks.NAMES))
+        in_image = image_checks.NAMES if self._conf.get(IMAGE) else ()
+        names = (_GANG, *node_checks.NAMES, *in_image)
+        yield from (unknown(name, "no session") for name in names)
         return None
 
     def _probe_rest(self, earlier: ProbeResult) -> ProbeResult:

@@ -11,8 +11,10 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-# YARN's script of a container, and Spark's, run these; Java needs the libraries.
+# YARN's script of a container, and Spark's, run these.
 _PACKAGES = ("bash", "coreutils", "findutils", "grep", "sed", "hostname", "procps")
+# Of wheels, which load some at run time.
+_LIBRARIES = ("libc6", "libgcc-s1", "libstdc++6", "libgomp1")
 _EMPTY = ("tmp", "proc", "sys", "dev", "root", "run", "var/tmp", "usr/local/lib")
 _FILES: Mapping[str, str] = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/bash\n",
@@ -22,17 +24,28 @@ _FILES: Mapping[str, str] = {
 _LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
 PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 SITE_PACKAGES = f"/usr/local/lib/{PYTHON}/site-packages"
-_SKIPPED = re.compile(r"(^|/)(__pycache__|test|tests|site-packages|ensurepip|idlelib|config-.*)(/|$)")
+_SKIPPED = re.compile(
+    r"(^|/)(__pycache__|test|tests|site-packages|ensurepip|idlelib|config-.*)(/|$)"
+)
 
 
-def import_image(docker: list[str], name: str, *, java: Path, with_python: bool) -> None:
-    """Create an image with the commands that YARN's containers need, and this Python's base."""
-    command = [*docker, "import", "--change", "ENV PATH=/usr/local/bin:/usr/bin:/bin", "-", name]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def import_image(env: Mapping[str, str], name: str, *, java: Path, has_python: bool) -> None:
+    """Create an image with the commands that YARN's containers need, and this Python's base.
+
+    Args:
+        env: names the dockerd in DOCKER_HOST.
+    """
+    path = "ENV PATH=/usr/local/bin:/usr/bin:/bin"
+    process = subprocess.Popen(
+        ["docker", "import", "--change", path, "-", name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=dict(env),
+    )
     assert process.stdin is not None
     with tarfile.open(fileobj=process.stdin, mode="w|") as tar:
         _add_base(tar, java)
-        if with_python:
+        if has_python:
             _add_python(tar)
     process.communicate()
     assert process.returncode == 0
@@ -51,11 +64,17 @@ def _add_base(tar: tarfile.TarFile, java: Path) -> None:
         entry = tarfile.TarInfo(name)
         entry.size, entry.mode = len(text), 0o644
         tar.addfile(entry, io.BytesIO(text.encode()))
-    listed = subprocess.run(["dpkg", "-L", *_PACKAGES], check=True, capture_output=True, text=True)
-    programs = [Path(line) for line in listed.stdout.splitlines() if "bin/" in line]
-    programs = [program for program in programs if program.is_file()] + [Path("/bin/sh")]
+    programs = [*_of_packages(_PACKAGES, "bin/"), Path("/bin/sh")]
+    libraries = [*_of_packages(_LIBRARIES, ".so")]
     native = [*java.rglob("*.so"), java / "bin" / "java", *_of_python()]
-    _add(tar, {*programs, *_libraries([*programs, *native])})
+    _add(tar, {*programs, *libraries, *_libraries([*programs, *native])})
+
+
+def _of_packages(packages: Iterable[str], part: str) -> Iterator[Path]:
+    """Yield the files of installed packages of Debian whose path has a part."""
+    command = ["dpkg", "-L", *packages]
+    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    yield from (Path(line) for line in listed.splitlines() if part in line and Path(line).is_file())
 
 
 def _of_python() -> Iterator[Path]:

@@ -108,10 +108,11 @@ class Application(GangApplication):
         settings = self.node_managers.settings(
             nodes[:_MAX_ASKED_NODES], settings_of_runtime(runtime)
         )
+        network = network_of(self.setting, runtime)
         problems = {
             host: problem
             for host, values in settings.items()
-            if (problem := runtime_problem(runtime, values, network_of(self.setting)))
+            if (problem := runtime_problem(runtime, values, network))
         }
         fatal = {host: problem for host, problem in problems.items() if problem.is_fatal}
         if fatal and len(fatal) == len(settings):

@@ -90,10 +90,9 @@ def image_of(setting: Callable[[str], str | None]) -> str | None:
     return None if runtime is None else setting(_EXECUTORS + _NAMES[runtime])
 
 
-def network_of(setting: Callable[[str], str | None]) -> str | None:
+def network_of(setting: Callable[[str], str | None], runtime: str) -> str | None:
     """Return the network that the executors' containers request; None for the nodes' default."""
-    runtime = runtime_of(setting)
-    return None if runtime is None else setting(_EXECUTORS + _NETWORKS[runtime])
+    return setting(_EXECUTORS + _NETWORKS[runtime])
 
 
 def refuse_other_image(requested: str, running: str | None) -> None:

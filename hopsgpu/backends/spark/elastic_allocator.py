@@ -232,7 +232,12 @@ class YarnElasticAllocator(ElasticJobAllocator):
                 self._pending.expect_exit(self._executors.held_containers().containers)
 
     def _drop_ended(self) -> None:
-        """Drop the jobs that were not cancelled and have ended."""
+        """Drop the jobs that were not cancelled and have ended.
+
+        Raises:
+            ConfigError, HopsGpuError: no executor can start, or several in a row failed.
+        """
+        self._executors.refuse_hopeless_containers()
         with self._changed:
             ended = [job for job in self._jobs_by_tag.values() if job.ended.is_set()]
             for job in ended:

@@ -27,6 +27,7 @@ from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.resource_manager import PriorityContainers
 from tests.conftest import until
 from tests.unit import plans
+from tests.unit.backends.removals import removals
 
 
 class Job:
@@ -167,7 +168,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
         request = plans.request(watcher, 4, timeout)
         profile: Any = SimpleNamespace(id=1)
         server: Any = SimpleNamespace()
-        resources = Executors(site, profile, server, DriverEndpoint("", 0, b"", None))
+        resources = Executors(site, profile, server, DriverEndpoint("", 0, b"", None), removals())
         lease = YarnElasticAllocator(request, resources)
         lease.start()
         leases.append(lease)

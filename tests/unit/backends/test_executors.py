@@ -15,6 +15,7 @@ from hopsgpu.backends.spark import executors as executors_module
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.control.peer import DriverEndpoint
+from tests.unit.backends.removals import removals
 
 PROFILE = 3
 
@@ -85,7 +86,7 @@ def executors_of(manager: Any) -> Executors:
     application: Any = SimpleNamespace(jvm=Jvm(context))
     profile: Any = SimpleNamespace(id=PROFILE)
     server: Any = None
-    return Executors(application, profile, server, DriverEndpoint("", 0, b"", None))
+    return Executors(application, profile, server, DriverEndpoint("", 0, b"", None), removals())
 
 
 def test_spark_asks_for_all_once_it_knows_of_the_tasks() -> None:
@@ -199,7 +200,9 @@ def killed_by(jvm: Any, busy: Sequence[str]) -> list[str]:
     profile: Any = SimpleNamespace(id=PROFILE)
     server: Any = None
     application: Any = SimpleNamespace(jvm=jvm)
-    Executors(application, profile, server, DriverEndpoint("", 0, b"", None)).kill_idle(busy)
+    Executors(application, profile, server, DriverEndpoint("", 0, b"", None), removals()).kill_idle(
+        busy
+    )
     return list(jvm.told)
 
 

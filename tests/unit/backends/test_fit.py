@@ -13,6 +13,7 @@ from tests.unit.yarn.test_capacity import recorded
 def test_problems_of_the_snapshot_are_warnings_of_the_plan() -> None:
     snapshot = replace(recorded("capacity_half"), problems=("no limits are known",))
     application = SimpleNamespace(
+        image_warnings=(),
         snapshot=lambda seconds: snapshot,
         setting=lambda name: None,
         jvm=SimpleNamespace(hadoop=lambda name: None, is_kerberized=lambda: False),

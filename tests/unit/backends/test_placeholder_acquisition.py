@@ -31,6 +31,7 @@ from hopsgpu.core.wait_reasons import (
 from hopsgpu.errors import ConfigError, DiscoveryError, GangTimeout
 from hopsgpu.yarn.resource_manager import PriorityContainers
 from tests.unit import plans
+from tests.unit.backends.removals import removals
 
 
 class Cluster:
@@ -148,7 +149,7 @@ def bringing(cluster: Cluster, executors: int, **asked: Any) -> PlaceholderAcqui
     profile: Any = SimpleNamespace(id=1)
     return PlaceholderAcquisition(
         request,
-        Executors(application, profile, server, DriverEndpoint("", 0, b"", None)),
+        Executors(application, profile, server, DriverEndpoint("", 0, b"", None), removals()),
         cluster.start,
         cluster.clock,
         turn,

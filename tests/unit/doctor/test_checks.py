@@ -11,7 +11,13 @@ from hopsgpu.cli.doctor import describe_check
 from hopsgpu.doctor import machine_checks, node_checks, settings_checks, yarn_checks
 from hopsgpu.doctor.lake_checks import LakeFacts, check_lake
 from hopsgpu.doctor.machine_checks import DriverMachine, HadoopClient
-from hopsgpu.doctor.node_probe import ContainerGpu, Framework, LeaseDirectory, NodeFacts
+from hopsgpu.doctor.node_probe import (
+    ContainerFacts,
+    ContainerGpu,
+    Framework,
+    LeaseDirectory,
+    NodeFacts,
+)
 from hopsgpu.doctor.report import Check, CheckState, join_names, ok, unknown, wrong
 from hopsgpu.doctor.yarn_checks import YarnFacts
 from hopsgpu.frameworks.cuda import oldest_driver, version_of
@@ -262,6 +268,7 @@ NODE = NodeFacts(
     leases=LeaseDirectory("/leases", ""),
     frameworks=(TORCH,),
     nvml="13.580.82",
+    container=ContainerFacts(2**30, 65536, -1, 1000, "alice", "none"),
 )
 
 

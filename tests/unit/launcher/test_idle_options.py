@@ -20,7 +20,11 @@ def train() -> None: ...
 def application(gpu_idle_timeout: float | None) -> Any:
     """An application in which only the settings that a launch reads are there."""
     return SimpleNamespace(
-        option=lambda name: None, gpu_idle_timeout=gpu_idle_timeout, files=None, added=None
+        image=None,
+        option=lambda name: None,
+        gpu_idle_timeout=gpu_idle_timeout,
+        files=None,
+        added=None,
     )
 
 

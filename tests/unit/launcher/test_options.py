@@ -177,7 +177,7 @@ def test_the_three_calls_have_the_designs_signature() -> None:
         ),
         *("python_env", "env_vars", "independent_ranks"),
         *("working_dir", "model_dir", "checkpoint_dir", "tensorboard_dir", "output_dirs"),
-        *("progress", "spark"),
+        *("image", "progress", "spark"),
     ]
     for call in CALLS:
         signature = inspect.signature(call)
