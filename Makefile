@@ -75,10 +75,10 @@ MATRIX := $(CORNER) 3.5/3.5.0 4.0/3.4.3 4/3.3.6 4/3.5.0
 # PySpark 3.5 runs on no later one.
 PYTHON_OF_MATRIX ?= python3.11
 
-.PHONY: help install demo test unit soak screens faults corner secure also-secure serving objects other-objects matrix bench check docs constraints newest one python java clean
+.PHONY: help install demo test unit soak screens faults corner secure also-secure docker serving objects other-objects matrix bench check docs constraints newest one python java clean
 
 help:
-	@echo "make demo | test | check | docs | soak | screens | faults | corner | secure | also-secure | serving | objects | other-objects | matrix | bench | install | constraints | newest | clean"
+	@echo "make demo | test | check | docs | soak | screens | faults | corner | secure | also-secure | docker | serving | objects | other-objects | matrix | bench | install | constraints | newest | clean"
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -172,6 +172,11 @@ secure: java $(VENV)/.installed-dev $(VENV)/.installed-kerberos
 # As alice with a keytab, what the cluster's tests do as nobody in particular.
 also-secure: java $(VENV)/.installed-dev $(VENV)/.installed-kerberos
 	$(BIN)/python -m pytest --durations=10 --kerberos $(ALSO_SECURE)
+
+# In containers of a dockerd of its own; needs root and Debian's packages docker.io, containerd and
+# runc.
+docker: java $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q --durations=10 tests/docker
 
 # Servers' packages exclude each other and ours: each has an environment of its own.
 SERVERS := kserve 'tritonclient[http]' nvidia-pytriton skops xgboost-cpu joblib

@@ -8,11 +8,11 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
 from hopsgpu.backends.spark.container_image import (
-    DOCKER,
     IMAGE,
     RUNTIME,
     image_properties,
     network_of,
+    requested_image,
 )
 from hopsgpu.backends.spark.spark_location import find_spark
 from hopsgpu.doctor import (
@@ -93,7 +93,8 @@ class Examination:
             yield self._gang_queue(settings, setting)
         if self.should_start_session and not client.problem:
             label = settings.get("spark.yarn.executor.nodeLabelExpression", "")
-            yield from self._session(yarn, setting, machine, label)
+            has_image = bool(requested_image(settings.get, os.environ))
+            yield from self._session(yarn, setting, machine, label, has_image=has_image)
 
     def _yarn(
         self, setting: gather.Setting, settings: Mapping[str, str]
@@ -109,21 +110,23 @@ class Examination:
         yield yarn_checks.check_gpus(yarn)
         yield yarn_checks.check_node_managers(yarn)
         yield yarn_checks.check_submission(yarn, settings.get("spark.yarn.queue", "default"))
-        if image := settings.get(IMAGE):
-            yield self._image(image, settings, setting, yarn)
+        yield from self._image(settings, setting, yarn)
         return yarn
 
     def _image(
-        self, image: str, settings: Mapping[str, str], setting: gather.Setting, yarn: YarnFacts
-    ) -> Check:
-        runtime = settings.get(RUNTIME) or DOCKER
+        self, settings: Mapping[str, str], setting: gather.Setting, yarn: YarnFacts
+    ) -> Iterator[Check]:
         try:
-            properties = image_properties({**settings, RUNTIME: runtime}.get, "")
+            properties = image_properties(settings.get, os.environ, "")
         except ConfigError as error:
-            return wrong(image_checks.IMAGE, str(error), "change these properties")
+            yield wrong(image_checks.IMAGE, str(error), "change these properties")
+            return
+        if not properties:
+            return
+        runtime = properties[RUNTIME]
         network = network_of({**settings, **properties}.get, runtime)
         problems, asked = gather.runtime_problems(setting, yarn.nodes, runtime, network)
-        return image_checks.check_image(image, runtime, asked, problems)
+        yield image_checks.check_image(properties[IMAGE], runtime, asked, problems)
 
     def _lake(self, root: str, client: machine_checks.HadoopClient) -> Check:
         if client.filesystem is None and root.startswith("file:"):
@@ -153,6 +156,8 @@ class Examination:
         setting: gather.Setting,
         machine: machine_checks.DriverMachine,
         label: str,
+        *,
+        has_image: bool,
     ) -> Iterator[Check]:
         why = "the ResourceManager does not answer" if yarn is None else "no node has GPUs"
         if yarn is not None and yarn.gpus.nodes:
@@ -165,7 +170,9 @@ class Examination:
         from hopsgpu.doctor.session_checks import Sessions
 
         manager = ResourceManager(web_addresses(setting))
-        sessions = Sessions(yarn, setting, manager, machine, self.conf, label, self.seconds)
+        sessions = Sessions(
+            yarn, setting, manager, machine, self.conf, label, self.seconds, has_image=has_image
+        )
         yield from sessions.checks()
 
 

@@ -149,11 +149,13 @@ def runtime_problems(
         network: the network that the session requests; None for the default.
     """
     with_gpus = [node for node in nodes if node.total.gpus and node.state == "RUNNING"]
-    told = NodeManagers(setting).settings(with_gpus, settings_of_runtime(runtime))
-    problems = {host: runtime_problem(runtime, values, network) for host, values in told.items()}
+    settings = NodeManagers(setting).settings(with_gpus, settings_of_runtime(runtime))
+    problems = {
+        host: runtime_problem(runtime, values, network) for host, values in settings.items()
+    }
     return (
         {host: problem for host, problem in problems.items() if problem is not None},
-        sum(bool(values) for values in told.values()),
+        sum(bool(values) for values in settings.values()),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from hopsgpu.backends.spark.container_image import IMAGE
 from hopsgpu.backends.spark.spark_versions import other_python
 from hopsgpu.control.handshake import UnreachableError
 from hopsgpu.doctor import image_checks, node_checks
@@ -34,6 +33,7 @@ class Sessions:
         yarn: state of YARN before the first application.
         label: label of the nodes for the executors, "" for nodes without a label.
         seconds: longest wait for containers on the nodes.
+        has_image: whether the executors run in a container image.
     """
 
     def __init__(
@@ -45,6 +45,8 @@ class Sessions:
         conf: Mapping[str, str],
         label: str,
         seconds: float,
+        *,
+        has_image: bool = False,
     ) -> None:
         self._yarn = yarn
         self._logs = ContainerLogs(yarn.nodes, NodeManagers(setting))
@@ -53,6 +55,7 @@ class Sessions:
         self._conf = conf
         self._label = label
         self._seconds = seconds
+        self._has_image = has_image
 
     def checks(self) -> Iterator[Check]:
         """Yield the checks that need an application.
@@ -77,7 +80,7 @@ class Sessions:
             spark=self._machine.spark or "",
             totals={node.host: node.total for node in self._yarn.gpus.nodes},
         )
-        if self._conf.get(IMAGE):
+        if self._has_image:
             yield from image_checks.check_containers(result.facts)
 
     def _probe_first(self, hosts: Sequence[str]) -> Generator[Check, None, ProbeResult | None]:
@@ -88,7 +91,7 @@ class Sessions:
                 return try_nodes(hosts, self._logs, self._seconds) if hosts else ProbeResult()
         except NoSessionError as error:
             yield wrong("session", str(error), error.fix, [f"Spark's log: {error.log}"])
-        in_image = image_checks.NAMES if self._conf.get(IMAGE) else ()
+        in_image = image_checks.NAMES if self._has_image else ()
         names = (_GANG, *node_checks.NAMES, *in_image)
         yield from (unknown(name, "no session") for name in names)
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from tests.bounds import HANG_SECONDS
 from tests.docker.conftest import BARE, CONF, MOUNTS, TRAIN
 from tests.docker.images import PYTHON
 
+Docker = Callable[..., str]
 JOB = """
 import sys, hopsgpu
 spark = hopsgpu.session("job")
@@ -50,7 +52,7 @@ def hopsgpu_command(
 def test_submit_runs_the_driver_in_the_image_too_in_cluster_mode(
     cluster_env: dict[str, str],
     gpus_back: Callable[[], int],
-    docker: Callable[..., str],
+    docker: Docker,
     tmp_path: Path,
 ) -> None:
     (tmp_path / "job.py").write_text(JOB)
@@ -63,7 +65,7 @@ def test_submit_runs_the_driver_in_the_image_too_in_cluster_mode(
 def test_run_runs_a_script_in_the_image(
     cluster_env: dict[str, str],
     gpus_back: Callable[[], int],
-    docker: Callable[..., str],
+    docker: Docker,
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
@@ -72,6 +74,20 @@ def test_run_runs_a_script_in_the_image(
     )
     assert ran.returncode == 7, ran.stderr[-4000:]
     assert f"rank 0 of 2 in /usr/local/bin/{PYTHON}" in ran.stdout
+
+
+def test_the_doctor_checks_the_nodes_and_the_containers(
+    cluster_env: dict[str, str], gpus_back: Callable[[], int], docker: Docker, tmp_path: Path
+) -> None:
+    ran = hopsgpu_command(cluster_env, tmp_path, "doctor", "--json", "--seconds", "300")
+    checks = {check["name"]: check for check in map(json.loads, ran.stdout.splitlines())}
+    assert checks["image"]["seen"] == f"{TRAIN} by docker: allowed on 2 nodes"
+    for name in ("session", "gang", "shared memory", "limits", "user", "tokens"):
+        assert checks[name]["state"] == "ok", checks[name]
+    assert "root (uid 0) on node1, node2" in checks["user"]["seen"]
+    # The container sees one of the node's two GPUs.
+    assert checks["isolation"]["seen"] == "on: node1, node2"
+    assert ran.returncode == 0, [c for c in checks.values() if c["state"] == "wrong"]
 
 
 REFUSED = (
@@ -95,7 +111,7 @@ REFUSED = (
 def test_the_first_containers_tell_what_is_wrong(
     cluster_env: dict[str, str],
     gpus_back: Callable[[], int],
-    docker: Callable[..., str],
+    docker: Docker,
     image: str,
     conf: dict[str, str],
     message: str,

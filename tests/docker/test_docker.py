@@ -78,8 +78,8 @@ def test_rows_of_etl_reach_ranks_and_their_model_the_lake(
     result = hopsgpu.launch(sum_and_publish, workers=2, data=rows, model="sums", **SMALL)
     assert result.values == (float(sum(range(0, 200, 2))),) * 2
     assert result.model is not None
-    store = hopsgpu.ModelStore()
-    assert Path(store.download("sums", tmp_path / "model"), "sum").read_text() == "9900.0"
+    model = hopsgpu.ModelStore().get("sums").download(tmp_path / "model")
+    assert (model / "sum").read_text() == "9900.0"
 
 
 def sum_and_publish() -> float:

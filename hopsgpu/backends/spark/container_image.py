@@ -11,13 +11,14 @@ Applications Using runC Containers".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hopsgpu.backends.spark.settings import is_cluster_mode
 from hopsgpu.core.image_names import check_image_name
 from hopsgpu.errors import ConfigError
 
 IMAGE, RUNTIME = "spark.hopsgpu.image", "spark.hopsgpu.image.runtime"
+_IMAGE_VARIABLE, _RUNTIME_VARIABLE = "HOPSGPU_IMAGE", "HOPSGPU_IMAGE_RUNTIME"
 DOCKER, RUNC = "docker", "runc"
 _RUNTIMES = (DOCKER, RUNC)
 _EXECUTORS, _MASTER = "spark.executorEnv.", "spark.yarn.appMasterEnv."
@@ -38,7 +39,9 @@ _MOUNTS = "YARN_CONTAINER_RUNTIME_DOCKER_MOUNTS"
 _PYTHON = "spark.pyspark.python"
 
 
-def image_properties(setting: Callable[[str], str | None], python: str) -> dict[str, str]:
+def image_properties(
+    setting: Callable[[str], str | None], environ: Mapping[str, str], python: str
+) -> dict[str, str]:
     """Return the properties that make an application's executors run in its image.
 
     In cluster mode the driver, which runs in the application master, runs in the image too. The
@@ -47,20 +50,22 @@ def image_properties(setting: Callable[[str], str | None], python: str) -> dict[
     Args:
         setting: returns a property that the application has, such as `spark.hopsgpu.image`; None if
             it is not set.
+        environ: variables that count where a property is not set: HOPSGPU_IMAGE and
+            HOPSGPU_IMAGE_RUNTIME.
         python: minor version of the driver's Python, such as "3.11".
 
     Raises:
         ConfigError: the name of the image or of the runtime is invalid, or other properties name
             another image.
     """
-    image = setting(IMAGE)
+    image = requested_image(setting, environ)
     if not image:
         return {}
     check_image_name(image, IMAGE)
-    runtime = setting(RUNTIME) or DOCKER
+    runtime = setting(RUNTIME) or environ.get(_RUNTIME_VARIABLE) or DOCKER
     if runtime not in _RUNTIMES:
         raise ConfigError(f"{RUNTIME}={runtime!r}: must be {' or '.join(_RUNTIMES)}")
-    properties = {}
+    properties = {IMAGE: image, RUNTIME: runtime}
     for prefix in (_EXECUTORS, _MASTER) if is_cluster_mode(setting) else (_EXECUTORS,):
         for variable, value in ((_TYPE, runtime), (_NAMES[runtime], image)):
             name = prefix + variable
@@ -76,6 +81,11 @@ def image_properties(setting: Callable[[str], str | None], python: str) -> dict[
             properties[prefix + _TMPFS] = ",".join(filter(None, listed))
     properties[_PYTHON] = setting(_PYTHON) or f"python{python}"
     return properties
+
+
+def requested_image(setting: Callable[[str], str | None], environ: Mapping[str, str]) -> str | None:
+    """Return the image that an application with these properties gets; None or "" for none."""
+    return setting(IMAGE) or environ.get(_IMAGE_VARIABLE)
 
 
 def runtime_of(setting: Callable[[str], str | None]) -> str | None:

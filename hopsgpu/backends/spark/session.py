@@ -261,7 +261,7 @@ def _start_on_yarn(name: str, requested: Mapping[str, str]) -> SparkSession:
     settings = _ours(requested)
     if not is_submitted:
         defaults = spark_defaults(os.environ)
-        settings |= image_properties({**defaults, **settings}.get, _PYTHON_VERSION)
+        settings |= image_properties({**defaults, **settings}.get, os.environ, _PYTHON_VERSION)
         _choose_python(settings.get(_PYTHON))
         # Check before a JVM starts: without a ticket it would print a stack every second.
         ensure_credentials(
@@ -283,7 +283,7 @@ def _start_on_yarn(name: str, requested: Mapping[str, str]) -> SparkSession:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         # The settings of spark-submit, including spark-defaults.conf, are the user's settings.
         settings = settings | environment | dict(requested)
-        settings |= image_properties(settings.get, _PYTHON_VERSION)
+        settings |= image_properties(settings.get, os.environ, _PYTHON_VERSION)
         if IMAGE in settings:
             _choose_python(settings[_PYTHON])
         ensure_credentials(HadoopConf.load_hdfs(os.environ).get, settings.get, os.environ)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hopsgpu.backends.masters import is_local
-from hopsgpu.backends.spark.container_image import IMAGE, image_properties
+from hopsgpu.backends.spark.container_image import image_properties
 from hopsgpu.backends.spark.log_level import quiet
 from hopsgpu.backends.spark.package_archive import ARCHIVES
 from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_session
@@ -92,13 +92,13 @@ def plan_submission(
         )
     mode = deploy_mode(job.deploy_mode, job.conf, job.is_detached, defaults)
     requested = {name: value for name, value in job.conf.items() if name != _MODE}
+    with_mode = {**defaults, **requested, _MODE: mode}
+    requested |= image_properties(with_mode.get, environ, _PYTHON_VERSION)
     requested = {**_pythons(mode, {**defaults, **requested}, environ, python), **requested}
     requested = {
         **_by_version(mode, {**defaults, **requested}, environ),
         **requested,
     }
-    with_mode = {**defaults, **requested, _MODE: mode}
-    requested |= image_properties(with_mode.get, _PYTHON_VERSION)
     if job.queue is not None:
         requested[_QUEUE] = job.queue
     if mode == "cluster" and (job.is_detached or job.tag):
@@ -147,8 +147,7 @@ def _pythons(
 ) -> dict[str, str]:
     """Return the properties that name the executors' and the driver's Python, if not given."""
     pythons = {}
-    # In an image, the executors' Python is that of the image.
-    if _PYTHON not in properties and not properties.get(IMAGE):
+    if _PYTHON not in properties:
         pythons[_PYTHON] = environ.get("PYSPARK_PYTHON") or python
     if mode == "client" and _DRIVER_PYTHON not in properties:
         # Ignore PYSPARK_DRIVER_PYTHON, which people set to jupyter.

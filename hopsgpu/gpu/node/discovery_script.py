@@ -303,15 +303,15 @@ def has_own_gpus(environ: Mapping[str, str]) -> bool:
 
 def _find_directory(environ: Mapping[str, str], list_gpus: Callable[[], Listing]) -> Path:
     """Return the node's lease directory; an isolated container may use one of its own."""
-    own = {VARIABLE: str(Path(OWN_LEASES).absolute())}
+    in_container = {VARIABLE: str(Path(OWN_LEASES).absolute())}
     if has_own_gpus(environ):
-        return lease_directory(own)
+        return lease_directory(in_container)
     try:
         return lease_directory(environ)
     except (LeaseError, OSError):
         if not list_gpus().is_isolated:
             raise
-        return lease_directory(own)
+        return lease_directory(in_container)
 
 
 def _discover(amount: int, limits: WaitLimits) -> None:
