@@ -26,6 +26,8 @@ from hopsgpu.yarn.snapshot import Node
 # Timeouts of connection and answer. A NodeManager runs nvidia-smi before it answers, which takes
 # seconds on eight GPUs without persistence mode.
 _SECONDS = (2.0, 5.0)
+# A log is read once, at the end of an application: a busy node may take its time.
+_LOG_SECONDS = (5.0, 30.0)
 _MAX_THREADS = 64
 # Answers are kept, because each request costs the node a run of nvidia-smi, and a driver or GPU
 # does not change while its NodeManager runs. Failures are kept for less time, because a NodeManager
@@ -156,7 +158,7 @@ class NodeManagers:
             HopsGpuError: the NodeManager does not answer, or has no such log.
         """
         path = f"/ws/v1/node/containers/{container}/logs/{name}?size=-{max_bytes}"
-        text = get_text(self.base(web) + path, _SECONDS)
+        text = get_text(self.base(web) + path, _LOG_SECONDS)
         # The answer has lines about the file before and after the content.
         _, header, rest = text.partition("\nLogContents:\n")
         content, after, _ = rest.rpartition("\nEnd of LogType:")
