@@ -10,7 +10,7 @@ from hopsgpu.units import count_of
 from hopsgpu.yarn.container_runtime import RuntimeProblem
 
 IMAGE = "image"
-NAMES = ("shared memory", "limits", "user", "tokens")
+NAMES = ("shared memory", "limits", "network", "user", "tokens", "hadoop conf")
 _MIN_SHARED_BYTES = 2**30
 _MIN_OPEN_FILES = 4096
 _MIB = 2**20
@@ -52,8 +52,10 @@ def check_containers(facts: Sequence[NodeFacts]) -> tuple[Check, ...]:
     return (
         _check_shared_memory(facts),
         _check_limits(facts),
+        _check_network(facts),
         _check_user(facts),
         _check_tokens(facts),
+        _check_hadoop_conf(facts),
     )
 
 
@@ -93,8 +95,27 @@ def _check_limits(facts: Sequence[NodeFacts]) -> Check:
     return ok(name, seen)
 
 
-def _check_user(facts: Sequence[NodeFacts]) -> Check:
+def _check_network(facts: Sequence[NodeFacts]) -> Check:
     name = NAMES[2]
+    if apart := _where(facts, lambda c: c.has_host_network is False):
+        return wrong(
+            name,
+            f"the containers on {join_names(apart)} have a network of their own, in which ranks of"
+            " other nodes cannot reach them",
+            "set yarn.nodemanager.runtime.linux.docker.default-container-network=host, and remove"
+            " YARN_CONTAINER_RUNTIME_DOCKER_CONTAINER_NETWORK from spark.executorEnv",
+        )
+    if nameless := _where(facts, lambda c: c.has_host_network is None):
+        return unknown(
+            name,
+            f"the name of the node is unknown in its container: {join_names(nameless)}; the gang"
+            " reached the driver",
+        )
+    return ok(name, "the nodes'")
+
+
+def _check_user(facts: Sequence[NodeFacts]) -> Check:
+    name = NAMES[3]
     nameless = _where(facts, lambda c: not c.user)
     seen = "; ".join(_group(facts, lambda c: f"{c.user or 'no name'} (uid {c.uid})"))
     if nameless:
@@ -110,7 +131,7 @@ def _check_user(facts: Sequence[NodeFacts]) -> Check:
 
 
 def _check_tokens(facts: Sequence[NodeFacts]) -> Check:
-    name = NAMES[3]
+    name = NAMES[4]
     unreadable = _where(facts, lambda c: c.tokens == "unreadable")
     if unreadable:
         return wrong(
@@ -119,6 +140,20 @@ def _check_tokens(facts: Sequence[NodeFacts]) -> Check:
             "the container must run as the application's user: see users in docs/docker.md",
         )
     return ok(name, "; ".join(_group(facts, lambda c: f"HDFS tokens: {c.tokens}")))
+
+
+def _check_hadoop_conf(facts: Sequence[NodeFacts]) -> Check:
+    name = NAMES[5]
+    seen = "; ".join(_group(facts, lambda c: c.hadoop_conf or "HADOOP_CONF_DIR is not set"))
+    missing = _where(facts, lambda c: bool(c.hadoop_conf) and not c.has_hadoop_conf)
+    if missing:
+        return wrong(
+            name,
+            f"{seen}: not in the container on {join_names(missing)}. hopsgpu does not need it, but"
+            " Hadoop's own clients in ranks do",
+            "mount the directory (yarn.nodemanager.runtime.linux.docker.default-ro-mounts)",
+        )
+    return ok(name, seen)
 
 
 def _where(facts: Sequence[NodeFacts], holds: Callable[[ContainerFacts], bool]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.metadata
 import importlib.util
@@ -11,6 +12,7 @@ import pwd
 import re
 import resource
 import runpy
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,6 +56,9 @@ class ContainerFacts:
         user: name of the user with this uid, or "".
         tokens: "readable" or "unreadable" for the file of the application's tokens, "none" without
             one.
+        hadoop_conf: HADOOP_CONF_DIR, or "".
+        has_hadoop_conf: whether it is a directory with core-site.xml.
+        has_host_network: whether the container has the node's network; None if it is unknown.
     """
 
     shared_memory: int | None
@@ -62,6 +67,9 @@ class ContainerFacts:
     uid: int
     user: str
     tokens: str
+    hadoop_conf: str
+    has_hadoop_conf: bool
+    has_host_network: bool | None
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,7 @@ def _container() -> ContainerFacts:
     except KeyError:
         user = os.environ.get("USER", "")
     file = os.environ.get("HADOOP_TOKEN_FILE_LOCATION", "")
+    conf = os.environ.get("HADOOP_CONF_DIR", "")
     is_readable = "readable" if os.access(file, os.R_OK) else "unreadable"
     return ContainerFacts(
         shared_memory=None if shared is None else shared.f_blocks * shared.f_frsize,
@@ -129,7 +138,21 @@ def _container() -> ContainerFacts:
         uid=os.getuid(),
         user=user,
         tokens=is_readable if file else "none",
+        hadoop_conf=conf,
+        has_hadoop_conf=Path(conf, "core-site.xml").is_file(),
+        has_host_network=_has_host_network(os.environ.get("NM_HOST", "")),
     )
+
+
+def _has_host_network(node: str) -> bool | None:
+    """Return whether an address of the node is one of this container's; None if it has no name."""
+    try:
+        address = socket.gethostbyname(node)
+        with socket.socket() as server:
+            server.bind((address, 0))
+    except OSError as error:
+        return False if error.errno == errno.EADDRNOTAVAIL else None
+    return True
 
 
 def _visible() -> int | None:

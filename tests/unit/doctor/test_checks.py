@@ -268,7 +268,7 @@ NODE = NodeFacts(
     leases=LeaseDirectory("/leases", ""),
     frameworks=(TORCH,),
     nvml="13.580.82",
-    container=ContainerFacts(2**30, 65536, -1, 1000, "alice", "none"),
+    container=ContainerFacts(2**30, 65536, -1, 1000, "alice", "none", "", False, True),
 )
 
 
