@@ -192,20 +192,24 @@ def granted_part(granted: int, wanted: int, short: WaitReason) -> WaitReason:
     return WaitReason(sentence).join(short)
 
 
-def starting_executors(starting: Sequence[str], ready: Sequence[str]) -> WaitReason:
+def starting_executors(
+    starting: Sequence[str], ready: Sequence[str], image: str | None = None
+) -> WaitReason:
     """Return the reason while granted executors start.
 
     Args:
         starting: host of each executor that is granted and has not arrived.
         ready: host of each executor that has arrived.
+        image: container image of the executors, or None.
     """
     if not starting:
         return NO_WAIT
     more = " more" if ready else ""
     count = f"{len(starting):,}{more} {'executor' if len(starting) == 1 else 'executors'}"
     sentence = f"Starting {count} on {list_hosts(starting)}"
-    details = (f"{len(ready)} ready on {list_hosts(ready)}",) if ready else ()
-    return WaitReason(sentence, details)
+    present = f"{len(ready)} ready on {list_hosts(ready)}" if ready else ""
+    pull = f"a node without the image {image} pulls it first" if image else ""
+    return WaitReason(sentence, tuple(filter(None, (present, pull))))
 
 
 def parked_executors(reasons: Sequence[str], count: int) -> WaitReason:

@@ -42,7 +42,7 @@ class ElasticJobAllocator(ElasticAllocator):
         self._leaving: set[str] = set()
         # Jobs of lost executors, to be cancelled.
         self._abandoned: list[GangJob] = []
-        self._pending = PendingExecutors(failing)
+        self._pending = PendingExecutors(failing, request.plan.spec.image)
         self._wanted = 0
         self._at_once = 1
         self._least = 1

@@ -89,9 +89,14 @@ class _NotingClock(AcquisitionClock):
 
 
 class PendingExecutors:
-    """The executors of a search or an elastic gang that were requested and have not arrived."""
+    """The executors of a search or an elastic gang that were requested and have not arrived.
 
-    def __init__(self, failing: FailingHosts) -> None:
+    Args:
+        image: container image of the executors, or None.
+    """
+
+    def __init__(self, failing: FailingHosts, image: str | None = None) -> None:
+        self._image = image
         self._seen: set[str] = set()
         self._ended = EndedContainers(failing)
         self._earlier = ""
@@ -154,7 +159,7 @@ class PendingExecutors:
             return missing, wait_reasons.granted_part(requested - missing, requested, NO_WAIT)
         starting = [host for id_, host in staying.items() if id_ not in self._seen]
         ready = [host for id_, host in staying.items() if id_ in self._seen]
-        return 0, wait_reasons.starting_executors(starting, ready)
+        return 0, wait_reasons.starting_executors(starting, ready, self._image)
 
     def with_exits(self, why: WaitReason) -> WaitReason:
         if self._ended.count or not self._earlier:

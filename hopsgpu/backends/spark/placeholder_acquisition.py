@@ -260,7 +260,9 @@ class PlaceholderAcquisition:
         hosts = [held[container] for container in sorted(held) if container not in arrived]
         # Spark releases what YARN grants in excess, which are the last containers.
         starting = wait_reasons.starting_executors(
-            hosts[: max(wanted - len(self._placeholders), 0)], hosts_of(self._placeholders)
+            hosts[: max(wanted - len(self._placeholders), 0)],
+            hosts_of(self._placeholders),
+            self._request.plan.spec.image,
         )
         if granted < wanted:
             reason = wait_reasons.granted_part(granted, wanted, short).before(starting)

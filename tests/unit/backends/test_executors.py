@@ -13,8 +13,10 @@ from py4j.protocol import Py4JError, Py4JJavaError
 
 from hopsgpu.backends.spark import executors as executors_module
 from hopsgpu.backends.spark.executors import Executors
+from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.control.peer import DriverEndpoint
+from hopsgpu.errors import ConfigError
 from tests.unit.backends.removals import removals
 
 PROFILE = 3
@@ -218,3 +220,48 @@ def test_executors_of_another_spark_end_when_their_nodes_hear_of_the_kill(
     with caplog.at_level(logging.INFO, logger="hopsgpu"):
         assert killed_by(KillingJvm(Py4JError(words)), ["3"]) == ["kill 1 2"]
     assert f"end with the heartbeats of their nodes: Py4JError: {words}" in caplog.text
+
+
+def removal(container: int, output: str) -> str:
+    return (
+        f"Requesting driver to remove executor {container} for reason Container from a bad node:"
+        f" container_1_01_00000{container} on host: node1. Exit status: 29. Diagnostics: {output}"
+    )
+
+
+def refuses(failing: FailingHosts, *messages: str) -> str:
+    """Why the executors of an application are refused after some messages of Spark; or ""."""
+    profile: Any = SimpleNamespace(id=PROFILE)
+    nothing: Any = None
+    application: Any = SimpleNamespace(failing=failing)
+    executors = Executors(
+        application, profile, nothing, DriverEndpoint("", 0, b"", None), removals(*messages)
+    )
+    try:
+        executors.refuse_hopeless_containers()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_the_second_container_that_a_setting_ends_ends_the_wait() -> None:
+    failing = FailingHosts()
+    assert refuses(failing, removal(1, "image: evil/x is not trusted.")) == ""
+    exit_ = failing.exit_of("container_1_01_000001")
+    assert exit_ is not None and "evil/x is not trusted" in exit_.reason
+    # A message about an executor that has no container says nothing.
+    assert refuses(failing, "Requesting driver to remove executor 9 for reason killed") == ""
+    why = refuses(failing, removal(2, "image: evil/x is not trusted."))
+    assert "no executor can start, because the registry of the image evil/x is not trusted" in why
+    assert "docker.trusted.registries" in why
+
+
+def test_other_ends_and_ends_after_an_arrival_do_not() -> None:
+    failing = FailingHosts()
+    memory = "java.lang.OutOfMemoryError: no more"
+    assert refuses(failing, *(removal(n, memory) for n in (1, 2, 3))) == ""
+    different = ["image: evil/x is not trusted.", "Requested runtime not allowed."]
+    assert refuses(failing, *(removal(n + 4, text) for n, text in enumerate(different))) == ""
+    arrived = FailingHosts()
+    arrived.record_arrival("node2")
+    assert refuses(arrived, *(removal(n, different[0]) for n in (1, 2, 3))) == ""

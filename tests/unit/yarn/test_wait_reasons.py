@@ -342,6 +342,20 @@ STATES: list[tuple[str, Callable[[], WaitReason], str, tuple[str, ...]]] = [
         (),
     ),
     (
+        "starting in an image",
+        lambda: reasons.starting_executors(["node1"], [], "local/train:1"),
+        "Starting 1 executor on node1",
+        ("a node without the image local/train:1 pulls it first",),
+    ),
+    (
+        "a setting of the node",
+        lambda: reasons.ended_executors(
+            ["node1"], "container_7", reasons.NO_WAIT, "the image has no bash", "install bash"
+        ),
+        "1 executor ended unexpectedly on node1: the image has no bash",
+        ("install bash", "see the node's log of container_7"),
+    ),
+    (
         "GPUs of another type",
         lambda: reasons.parked_executors(["node1 has Tesla T4, not 'A100'"], 1).before(
             reasons.starting_executors(["node2"], [])
