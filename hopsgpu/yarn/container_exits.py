@@ -7,7 +7,9 @@ its program container-executor (docker-util.c, util.c); Docker's messages.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from hopsgpu.terminal_text import printable
 
 _CFG = "container-executor.cfg on the nodes"
 _SITE = "yarn-site.xml of the nodes"
@@ -128,8 +130,12 @@ _NO_DAEMON = re.compile(r"Cannot connect to the Docker daemon")
 
 
 def container_exit(diagnostics: str) -> ContainerExit:
-    """Return why a container ended, from YARN's diagnostics with the end of the container's log."""
-    return explain_exit(diagnostics) or ContainerExit(last_reason(diagnostics))
+    """Return why a container ended, from YARN's diagnostics with the end of the container's log.
+
+    The log is a program's output: the reason has no control characters.
+    """
+    cause = explain_exit(diagnostics) or ContainerExit(last_reason(diagnostics))
+    return replace(cause, reason=printable(cause.reason))
 
 
 def explain_exit(diagnostics: str) -> ContainerExit | None:

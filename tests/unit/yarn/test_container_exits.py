@@ -104,6 +104,10 @@ def test_other_ends_have_the_last_error_of_the_log() -> None:
     assert explain_exit("running beyond the 'PHYSICAL' memory limit") is None
 
 
+def test_control_characters_of_a_log_do_not_reach_the_terminal() -> None:
+    assert "\x1b" not in container_exit("ERROR \x1b[2J gone").reason
+
+
 def test_two_containers_with_one_cause_are_of_one_kind() -> None:
     exits = [
         explain_exit(
