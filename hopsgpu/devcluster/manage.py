@@ -80,6 +80,7 @@ def up(
     namenode_ha: bool | None = None,
     resourcemanager_ha: bool | None = None,
     preemption: bool | None = None,
+    mig: str | None = None,
     conf: str | Path | Mapping[str, Any] | None = None,
     timeout: float | None = None,
     say: Say = print,
@@ -124,6 +125,7 @@ def up(
         "namenode_ha": namenode_ha,
         "resourcemanager_ha": resourcemanager_ha,
         "preemption": preemption,
+        "mig": mig,
         "conf": _conf(conf),
     }
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -187,7 +189,7 @@ def _start(
         timeout=wait.seconds_left,
     )
     host_check = compile_host_check(java, jars, layout.logs / "host-check.log")
-    gpus = plan_gpus(layout.root, spec.nodes, spec.gpus_per_node)
+    gpus = plan_gpus(layout.root, spec.nodes, spec.gpus_per_node, spec.mig_profiles)
     say(f"GPUs: {spec.nodes} × {spec.gpus_per_node}, {gpus.source}")
     recorded = before.processes if before else {}
     running = {daemon: p for daemon, p in recorded.items() if daemon not in missing}

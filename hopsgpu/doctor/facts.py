@@ -33,7 +33,6 @@ from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import choose_root
 from hopsgpu.yarn.gang_queue import GangQueueReader
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
-from hopsgpu.yarn.resources import GPU
 from hopsgpu.yarn.rest_client import RESOURCE_MANAGER, NoAnswer, is_kerberos_required
 
 Setting = Callable[[str], str | None]
@@ -110,9 +109,9 @@ def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
     )
 
 
-def yarn_facts(setting: Setting) -> YarnFacts:
+def yarn_facts(setting: Setting, gpu_resource: str) -> YarnFacts:
     """Ask the ResourceManager; raise HopsGpuError if it does not answer, or refuses."""
-    manager = ResourceManager(web_addresses(setting))
+    manager = ResourceManager(web_addresses(setting), gpu_resource=gpu_resource)
     with manager.check_form():
         return _yarn(manager, setting)
 
@@ -130,8 +129,9 @@ def _yarn(manager: ResourceManager, setting: Setting) -> YarnFacts:
         scheduler=scheduler["type"],
         policy=str((scheduler.get("rootQueue") or {}).get("schedulingPolicy", "")),
         # Only a CapacityScheduler reports the sum over all nodes (Hadoop's ClusterMetricsInfo).
-        has_gpu_type=any(kind["name"] == GPU for kind in kinds) or any(n.total.gpus for n in nodes),
-        gpus=Observer(setting).observe(),
+        has_gpu_type=any(kind["name"] == manager.gpu_resource for kind in kinds)
+        or any(n.total.gpus for n in nodes),
+        gpus=Observer(setting, manager.gpu_resource).observe(),
         nodes=nodes,
         queues=manager.queues(),
     )

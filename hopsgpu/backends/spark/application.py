@@ -84,7 +84,7 @@ class Application(GangApplication):
 
     @functools.cached_property
     def node_managers(self) -> NodeManagers:
-        return NodeManagers(self.jvm.hadoop)
+        return NodeManagers(self.jvm.hadoop, gpu_resource=self.manager.gpu_resource)
 
     @functools.cached_property
     def gang_queue_dir(self) -> LakePath:
