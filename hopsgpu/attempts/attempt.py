@@ -46,7 +46,6 @@ from hopsgpu.core.gang import RankPlacement, World
 from hopsgpu.core.gpu_idle import GpuIdleWatch, IdleStep
 from hopsgpu.display.progress import Progress
 from hopsgpu.errors import Cancelled, HopsGpuError
-from hopsgpu.frameworks.cuda import nccl_conflict
 from hopsgpu.storage.background import Background, Work
 
 log = logging.getLogger(__name__)
@@ -179,9 +178,6 @@ class AttemptRunner:
             ConfigError: a node lacks the configured interface, or modules that the call needs.
         """
         refuse_duplicates(self._allocation.containers)
-        if not self._call.plan.spec.independent_ranks and (conflict := nccl_conflict(self._world)):
-            # Only the ranks know their backend, and refuse NCCL before it connects.
-            self._listener.on_warning(conflict)
         if reused is not None and self._cancelled.is_set():
             raise Cancelled(f"{self._call.run_id} was cancelled before its ranks started")
         rendezvous = reused or arrange_rendezvous(
