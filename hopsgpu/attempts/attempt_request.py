@@ -11,6 +11,7 @@ from hopsgpu.attempts.rank_call import Call
 from hopsgpu.attempts.rendezvous import Rendezvous
 from hopsgpu.core.gang import WORKER, RankPlacement, World
 from hopsgpu.frameworks import environment
+from hopsgpu.frameworks.cuda import conflict_environment
 from hopsgpu.frameworks.proxies import direct_hosts
 from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.storage.root import join_url
@@ -37,13 +38,15 @@ def run_messages(call: Call, rendezvous: Rendezvous) -> Iterator[RunMessage]:
     restarts = Restarts(call.run_id, call.attempt, spec.retries)
     direct, script = direct_hosts(world), call.script_files
     restored = b"" if script is None else script.dump_restored()
+    conflict = {} if spec.independent_ranks else conflict_environment(world)
     on_hosts = Counter(place.container.host for place in world.places)
     for key in dict.fromkeys(place.container.key for place in world.processes):
         places = world.of_container(key)
         parts = [_data_of(place, call) for place in places]
         ranks = [
             {
-                "environment": environment(
+                "environment": conflict
+                | environment(
                     world,
                     place,
                     rendezvous.endpoints,

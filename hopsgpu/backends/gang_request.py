@@ -96,7 +96,12 @@ class Request:
         A container that gets no rank is parked until the gang is whole, because YARN would
         otherwise grant it again.
         """
-        return exclusion_reason(container, self.exclusions, self.plan.spec.gpu_type)
+        return exclusion_reason(
+            container,
+            self.exclusions,
+            self.plan.spec.gpu_type,
+            self.plan.spec.gpus.per_worker,
+        )
 
 
 def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:

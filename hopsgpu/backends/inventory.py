@@ -14,18 +14,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from hopsgpu.core.boundary import public
+from hopsgpu.core.gpu_names import is_slice
 from hopsgpu.core.queue_policy import Bound
 from hopsgpu.core.spec import GangSpec, shape_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.identity import hadoop_user, own_name
 from hopsgpu.storage.kerberos import is_kerberized
+from hopsgpu.storage.spark_defaults import spark_defaults
 from hopsgpu.yarn.capacity import cores_per_gpu
-from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuUser, types_of
+from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser, types_of
 from hopsgpu.yarn.demand import container_of
-from hopsgpu.yarn.node_manager import NodeAnswers, NodeManagers
+from hopsgpu.yarn.gpu_resource import choose_gpu_resource
+from hopsgpu.yarn.node_manager import Devices, NodeAnswers, NodeManagers
 from hopsgpu.yarn.queues import queue_path
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import NOTHING, Amount, total
@@ -45,13 +49,19 @@ class Observer:
 
     Args:
         setting: returns a property of Hadoop's configuration, or None.
+        gpu_resource: name of the resource that counts GPUs.
         user: the user to report for; by default the caller, as YARN knows it.
     """
 
-    def __init__(self, setting: Callable[[str], str | None], user: str | None = None) -> None:
+    def __init__(
+        self,
+        setting: Callable[[str], str | None],
+        gpu_resource: str,
+        user: str | None = None,
+    ) -> None:
         _check_user(user)
-        self._manager = ResourceManager(web_addresses(setting))
-        self._nodes = NodeManagers(setting)
+        self._manager = ResourceManager(web_addresses(setting), gpu_resource=gpu_resource)
+        self._nodes = NodeManagers(setting, gpu_resource=gpu_resource)
         self._setting = setting
         self._user = user
 
@@ -73,7 +83,8 @@ class Observer:
         return self._nodes.devices(asked_nodes(overview.nodes))
 
     def gpus(self, overview: Overview, answers: NodeAnswers) -> ClusterGpus:
-        return cluster_gpus(overview, answers, self._user or "", time.time())
+        observed = cluster_gpus(overview, answers, self._user or "", time.time())
+        return replace(observed, resource=self._manager.gpu_resource)
 
 
 @public
@@ -102,16 +113,23 @@ def inventory(*, user: str | None = None) -> ClusterGpus:
 
         _check_user(user)
         return machine_inventory(user or own_name())
-    return Observer(HadoopConf.load().get, user).observe()
+    context = _active_context()
+    properties = spark_defaults(os.environ) if context is None else dict(context.getConf().getAll())
+    gpu_resource = choose_gpu_resource(properties, os.environ)
+    return Observer(HadoopConf.load().get, gpu_resource, user).observe()
+
+
+def _active_context() -> Any:
+    """Return the active SparkContext, or None: a process without pyspark has none."""
+    pyspark = sys.modules.get("pyspark")
+    return None if pyspark is None else pyspark.SparkContext._active_spark_context
 
 
 def _is_local() -> bool:
     from hopsgpu.backends.masters import is_local
     from hopsgpu.backends.spark.session import default_master
 
-    # A process that has not imported pyspark has no session.
-    pyspark = sys.modules.get("pyspark")
-    context = None if pyspark is None else pyspark.SparkContext._active_spark_context
+    context = _active_context()
     return is_local(context.master if context is not None else default_master({}, os.environ))
 
 
@@ -188,13 +206,20 @@ def _node(node: Node, answers: NodeAnswers) -> GpuNode:
         host=node.host,
         state=node.state,
         label=node.partition,
-        types=types_of((gpu.name, gpu.memory_mib, 1) for gpu in devices.gpus) if devices else (),
+        types=_types(devices) if devices else (),
         driver=devices.driver if devices else "",
         total=gpus,
         used=used,
         free=gpus - used if node.state == "RUNNING" else 0,
         unhealthy=gpus - used if node.state in _BROKEN else 0,
         health=node.health,
+    )
+
+
+def _types(devices: Devices) -> tuple[GpuType, ...]:
+    return types_of(
+        (gpu.name, gpu.memory_mib, gpu.minor if is_slice(gpu.name) else None)
+        for gpu in devices.gpus
     )
 
 

@@ -85,6 +85,12 @@ def cluster() -> None:
     help="Containers can run in Docker, in a dockerd of this cluster; needs root and the packages"
     " docker.io, containerd and runc.",
 )
+@click.option(
+    "--mig",
+    metavar="PROFILE:COUNT[,...]",
+    help="Divide each GPU, which is then simulated, into MIG devices, as in 1g.10gb:7 or"
+    " 3g.20gb:1,1g.5gb:4. YARN counts each of them as a GPU.",
+)
 @click.option("--conf", metavar="FILE", help="YAML file of extra Hadoop properties, by site file.")
 @click.option(
     "--timeout",

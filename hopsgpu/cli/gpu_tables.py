@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from hopsgpu.cli.tables import Cell, Row, TableLayout, align, headers
 from hopsgpu.units import count_of
+from hopsgpu.yarn.gpu_resource import SETTING
+from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -99,8 +101,12 @@ def _shorten(cluster: ClusterGpus) -> ClusterGpus:
 def _summary(cluster: ClusterGpus) -> Iterator[Cell]:
     if not cluster.nodes:
         running = count_of(cluster.nodes_without, "node") + " running"
-        text = f"no node of this YARN has GPUs ({running}): to offer them, NodeManagers need"
-        yield f"{text} yarn.nodemanager.resource-plugins=yarn.io/gpu", _CARE
+        if cluster.resource in ("", DEFAULT_GPU_RESOURCE):
+            text = f"no node of this YARN has GPUs ({running}): to offer them, NodeManagers need"
+            yield f"{text} yarn.nodemanager.resource-plugins={DEFAULT_GPU_RESOURCE}", _CARE
+        else:
+            text = f"no node of this YARN has {cluster.resource} ({running})"
+            yield f"{text}, which {SETTING} names as the resource that counts GPUs", _CARE
         return
     broken = f", {cluster.unhealthy} unhealthy" if cluster.unhealthy else ""
     when = time.strftime("%H:%M:%S", time.localtime(cluster.time))
@@ -140,9 +146,9 @@ def _nodes(nodes: Sequence[GpuNode]) -> list[Row]:
 
 
 def _names(node: GpuNode) -> str:
-    if len(node.types) == 1:
+    if len(node.types) == 1 and not node.types[0].parents:
         return node.types[0].name or "-"
-    return ", ".join(f"{gpu_type.count} × {gpu_type.name or '-'}" for gpu_type in node.types) or "-"
+    return ", ".join(map(str, node.types)) or "-"
 
 
 def _memory(mib: int | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -47,9 +48,11 @@ def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
     from hopsgpu.backends.inventory import Observer
     from hopsgpu.cli.lake_root import use_keytab
     from hopsgpu.storage.hadoop_conf import HadoopConf
+    from hopsgpu.yarn.gpu_resource import configured_gpu_resource
 
     use_keytab()
-    look = Observer(HadoopConf.load().get, user).observe
+    gpu_resource = configured_gpu_resource(os.environ)
+    look = Observer(HadoopConf.load().get, gpu_resource, user).observe
     if as_json:
         indent = 2 if seconds is None else None
         _again(look, seconds, lambda state: echo(json.dumps(state.to_json(), indent=indent)))

@@ -87,6 +87,7 @@ def device_fields() -> list[dict[str, str]]:
             "model": gpu.name,
             "driver": gpu.driver,
             "bad": gpu.reason if gpu.state == BAD else "",
+            "parent": gpu.parent,
         }
         for gpu in read_container_gpus().gpus
     ]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from hopsgpu.core.gpu_types import has_type
+from hopsgpu.core.gpu_names import has_type, is_slice
 
 
 class GangState(Enum):
@@ -169,12 +169,14 @@ class Device:
     Attributes:
         gpu: its address: the UUID of a GPU or of a MIG device, or the PCI bus id of a lost GPU.
         bad: why the GPU gets no rank.
+        parent: address of the GPU of which it is a MIG device; "" for a whole GPU.
     """
 
     gpu: str
     model: str = ""
     driver: str = ""
     bad: str = ""
+    parent: str = ""
 
 
 @dataclass(frozen=True)
@@ -329,7 +331,7 @@ class Exclusions:
 
 
 def exclusion_reason(
-    container: GangExecutor, exclusions: Exclusions, gpu_type: str | None
+    container: GangExecutor, exclusions: Exclusions, gpu_type: str | None, gpus_per_rank: float
 ) -> str | None:
     """Return why a container gets no rank, or None if it may get one."""
     if (blamed := exclusions.reason(container)) is not None:
@@ -340,6 +342,11 @@ def exclusion_reason(
         if gpu_type is not None and not has_type(device.model, gpu_type):
             model = device.model or "a GPU without a product name"
             return f"{container.host} has {model}, not {gpu_type!r}"
+        if gpus_per_rank > 1 and (device.parent or is_slice(device.model)):
+            return (
+                f"{container.host} has MIG devices, of which a CUDA process uses one, and each rank"
+                f" requests {gpus_per_rank:g} GPUs"
+            )
     return None
 
 
@@ -353,6 +360,27 @@ def duplicate_gpu(
             if gpu in owner:
                 return gpu, owner[gpu], container
             owner[gpu] = container
+    return None
+
+
+def slices_of_one_gpu(
+    world: World,
+) -> tuple[str, RankPlacement, RankPlacement] | None:
+    """Return the first two ranks that have different MIG devices of one GPU, or None.
+
+    Returns:
+        The GPU's UUID, and the two ranks.
+    """
+    parents = {
+        device.gpu: device.parent for place in world.places for device in place.container.devices
+    }
+    first_ranks: dict[str, RankPlacement] = {}
+    for place in world.places:
+        for gpu in place.gpus:
+            parent = parents.get(gpu, "")
+            first = first_ranks.setdefault(parent, place)
+            if parent and gpu not in first.gpus:
+                return parent, first, place
     return None
 
 

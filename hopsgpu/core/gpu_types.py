@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from hopsgpu.core.gpu_names import has_type, is_slice, may_have_type, words_of
 from hopsgpu.errors import ConfigError
 
-_WORD = re.compile(r"[^\W_]+")
 # The names of resources that Hadoop's ResourceUtils accepts.
-_RESOURCE = re.compile(r"([a-z0-9.-]+/)?[a-zA-Z0-9][a-zA-Z0-9_.-]*")
+RESOURCE_NAME = re.compile(r"([a-z0-9.-]+/)?[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 _BUILT_IN = ("memory-mb", "vcores")
 _MAX_HOSTS = 8
-
-
-def has_type(model: str, gpu_type: str) -> bool:
-    """Return whether a product name has the words of a type, in their order and in any case.
-
-    "NVIDIA A100-SXM4-40GB" is an "A100", an "a100-sxm4" and an "A100 40GB", and a "GeForce RTX
-    3090" is an "RTX3090"; "NVIDIA RTX A1000" is not an "A100".
-    """
-    words, wanted = _words(model), _words(gpu_type)
-    if not wanted or ("mig" in words and "mig" not in wanted):
-        return False  # a MIG device is smaller than the GPU whose name it has
-    remaining = iter(words)
-    return all(word in remaining for word in wanted) or "".join(wanted) in _runs(words)
-
-
-def _runs(words: Sequence[str]) -> Iterator[str]:
-    """Yield every sequence of consecutive words, written as one word."""
-    for begin, end in itertools.combinations(range(len(words) + 1), 2):
-        yield "".join(words[begin:end])
-
-
-def _words(name: str) -> list[str]:
-    return _WORD.findall(name.casefold())
 
 
 def nodes_with(
     gpu_type: str, models: Mapping[str, Sequence[str]], silent: Sequence[str]
 ) -> frozenset[str]:
-    """Return the nodes that have GPUs of a type.
+    """Return the nodes that have GPUs of a type, or MIG devices whose names lack the profile.
 
     Args:
         models: product names of the GPUs of each node.
@@ -50,7 +26,9 @@ def nodes_with(
     Raises:
         ConfigError: no node has the type; the message lists the types that exist.
     """
-    nodes = frozenset(h for h, names in models.items() if any(has_type(n, gpu_type) for n in names))
+    nodes = frozenset(
+        host for host, names in models.items() if any(may_have_type(n, gpu_type) for n in names)
+    )
     if nodes:
         return nodes
     hosts_by_name: dict[str, list[str]] = {}
@@ -67,6 +45,29 @@ def nodes_with(
     )
 
 
+def hosts_of_whole_gpus(
+    models: Mapping[str, Sequence[str]], silent: Sequence[str], gpus_per_rank: float
+) -> frozenset[str] | None:
+    """Return the nodes on which a rank may have several GPUs; None if these are all nodes.
+
+    Args:
+        models: product names of the GPUs of each node.
+        silent: nodes that do not report their product names, which count.
+
+    Raises:
+        ConfigError: all nodes have only MIG devices.
+    """
+    sliced = {host for host, names in models.items() if names and all(map(is_slice, names))}
+    others = frozenset(models).union(silent) - sliced
+    if sliced and not others:
+        raise ConfigError(
+            f"gpus_per_worker={gpus_per_rank:g}: the GPUs that this application can use are MIG"
+            f" devices (on {_host_list(sorted(sliced))}), and a CUDA process uses only one of them:"
+            " set gpus_per_worker=1 and use more workers"
+        )
+    return others if sliced else None
+
+
 def _host_list(hosts: Sequence[str]) -> str:
     more = f" and {len(hosts) - _MAX_HOSTS} more" if len(hosts) > _MAX_HOSTS else ""
     return ", ".join(hosts[:_MAX_HOSTS]) + more
@@ -81,7 +82,7 @@ def parse_markers(setting: str | None) -> dict[str, str]:
     for entry in filter(None, map(str.strip, (setting or "").split(","))):
         gpu_type, _, resource = map(str.strip, entry.partition("="))
         is_reserved = resource in _BUILT_IN or resource.startswith("yarn.io/")
-        if not _words(gpu_type) or not _RESOURCE.fullmatch(resource) or is_reserved:
+        if not words_of(gpu_type) or not RESOURCE_NAME.fullmatch(resource) or is_reserved:
             raise ConfigError(
                 f"spark.hopsgpu.markers={setting!r}: {entry!r} must be TYPE=RESOURCE, where"
                 " RESOURCE is one of your own in yarn.resource-types, such as A100=gpu-a100,"
@@ -97,4 +98,4 @@ def marker_of(gpu_type: str, markers: Mapping[str, str]) -> str | None:
     "A100" is wider than "A100-SXM4". If several types fit, the type with the most words counts.
     """
     fitting = [wider for wider in markers if has_type(gpu_type, wider)]
-    return markers[max(fitting, key=lambda wider: len(_words(wider)))] if fitting else None
+    return markers[max(fitting, key=lambda wider: len(words_of(wider)))] if fitting else None

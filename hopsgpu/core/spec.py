@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from hopsgpu.core import html
 from hopsgpu.core.boundary import public_class
+from hopsgpu.core.gpu_names import is_slice
 from hopsgpu.core.image_names import check_image_name
 from hopsgpu.core.redaction import redact
 from hopsgpu.errors import ConfigError
@@ -272,6 +273,11 @@ def _check_gpu_type(gpu_type: object, gpus: GpuRequest) -> None:
         raise ConfigError(
             f"gpu_type={gpu_type!r} with gpus_per_worker=0: request GPUs, or leave gpu_type out"
         )
+    if gpus.per_worker > 1 and is_slice(gpu_type):
+        raise ConfigError(
+            f"gpu_type={gpu_type!r} with gpus_per_worker={gpus.per_worker!r}: a CUDA process uses"
+            " only one MIG device: set gpus_per_worker=1 and use more workers"
+        )
 
 
 def _size(value: str) -> int:
@@ -316,6 +322,7 @@ class ExecutorShape:
         heap_mib: the JVM's heap.
         overhead_mib: memory of the ranks and of Python.
         marker: YARN resource that marks nodes with the GPU type, or None; one unit is requested.
+        gpu_type: words of the product name that its discovery script prefers, or None.
     """
 
     cores: int
@@ -323,6 +330,7 @@ class ExecutorShape:
     heap_mib: int
     overhead_mib: int
     marker: str | None = None
+    gpu_type: str | None = None
 
 
 # The tasks in the executor's JVM only wait. Spark refuses heaps below 450 MB.
@@ -345,7 +353,7 @@ def shape_of(spec: GangSpec, cores_per_gpu: int, ranks: int = 1) -> ExecutorShap
     servers = -(-spec.parameter_servers * ranks // spec.workers)
     rank_mib = -(-spec.memory_per_worker // MIB)
     overhead = rank_mib * (ranks + servers) + AGENT_MIB
-    return ExecutorShape(cores * ranks, gpus, HEAP_MIB, overhead)
+    return ExecutorShape(cores * ranks, gpus, HEAP_MIB, overhead, gpu_type=spec.gpu_type)
 
 
 @dataclass(frozen=True)

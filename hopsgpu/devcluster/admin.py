@@ -15,6 +15,7 @@ from hopsgpu.storage.spark_defaults import read_properties
 HOME = Path(__file__).parent / "admin_files"
 YARN = HOME / "yarn-scripts"
 HEALTH_CHECK = YARN / "gpu-health-check"
+MIG_AS_GPUS = YARN / "mig-nvidia-smi"
 _SPARK_DEFAULTS = HOME / "spark-conf" / "spark-defaults.conf"
 
 

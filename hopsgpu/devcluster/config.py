@@ -21,7 +21,9 @@ from hopsgpu.devcluster.layout import (
     ZOOKEEPER,
     node_names,
 )
+from hopsgpu.devcluster.mig_profiles import parse_mig
 from hopsgpu.errors import ConfigError
+from hopsgpu.yarn.gpu_resource import choose_gpu_resource
 
 # Properties of the program that starts containers in Docker; this is no site file.
 CONTAINER_EXECUTOR = "container-executor"
@@ -75,6 +77,8 @@ class ClusterSpec:
         https: whether the web addresses, also YARN's REST, are HTTPS, by a private authority.
         namenode_ha, resourcemanager_ha: whether a second daemon takes over when the active one
             dies.
+        mig: the MIG devices of each simulated GPU, such as "3g.20gb:1,1g.5gb:4"; "" for whole GPUs.
+            YARN counts each MIG device as a GPU.
         preemption: whether the Capacity Scheduler preempts containers for a queue that has less
             than its share and requests more. `default` and `training` each have half of the
             cluster.
@@ -95,6 +99,22 @@ class ClusterSpec:
     resourcemanager_ha: bool = False
     preemption: bool = False
     has_docker: bool = False
+    mig: str = ""
+
+    @property
+    def mig_profiles(self) -> tuple[str, ...]:
+        """The profile of each MIG device of a GPU; empty for whole GPUs."""
+        return parse_mig(self.mig) if self.mig else ()
+
+    @property
+    def counted_gpus(self) -> int:
+        """The number of GPUs that YARN counts on each node."""
+        return self.gpus_per_node * max(len(self.mig_profiles), 1)
+
+    @property
+    def gpu_resource(self) -> str:
+        """The name of the resource that counts GPUs, for sessions on this cluster."""
+        return choose_gpu_resource(self.conf.sites.get("spark-defaults", {}), {})
 
     @property
     def daemons(self) -> tuple[str, ...]:
@@ -133,6 +153,8 @@ class ClusterSpec:
     def __post_init__(self) -> None:
         _check_integer("nodes", self.nodes, 1, MAX_NODES)
         _check_integer("gpus_per_node", self.gpus_per_node, 0, _MAX_GPUS)
+        if self.mig_profiles and not self.gpus_per_node:
+            raise ConfigError(f"mig={self.mig!r} with gpus_per_node=0: there is no GPU to divide")
         if self.hadoop and not _HADOOP.fullmatch(self.hadoop):
             raise ConfigError(
                 f"hadoop={self.hadoop!r}: must be a release of Hadoop 3 from 3.3.0 on, such as "
@@ -144,6 +166,7 @@ class ClusterSpec:
                 "docker with kerberos: the containers of alice would need a Unix user alice; use"
                 " one of --docker and --kerberos"
             )
+        choose_gpu_resource(self.conf.sites.get("spark-defaults", {}), {})
         unknown = set(self.conf.nodes) - set(node_names(self.nodes))
         if unknown:
             raise ConfigError(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import socket
 from pathlib import Path
 
-from hopsgpu.devcluster import docker, site_files, standby
+from hopsgpu.devcluster import admin, docker, site_files, standby
 from hopsgpu.devcluster import realm as realm_files
 from hopsgpu.devcluster.certificates import Certificates, properties_of_https, ssl_client_properties
 from hopsgpu.devcluster.class_archive import archive_of
@@ -167,5 +168,8 @@ def _write_smi(layout: ClusterLayout, gpus: GpuPlan) -> None:
         if node_gpus:
             text = wrapper_script(gpus.smi, node_gpus) if gpus.smi else standin_script(node_gpus)
             write(smi, text, 0o755)
+            if any(gpu.slices for gpu in node_gpus):
+                layout.yarn_smi(node).parent.mkdir(exist_ok=True)
+                shutil.copy(admin.MIG_AS_GPUS, layout.yarn_smi(node))
         else:
             smi.unlink(missing_ok=True)

@@ -157,3 +157,7 @@ class ClusterLayout:
     def node(self, name: str) -> Path:
         """Return the directory of one NodeManager, with `bin`, `local` and `logs`."""
         return self.root / "nodes" / name
+
+    def yarn_smi(self, name: str) -> Path:
+        """Return the nvidia-smi that shows MIG devices as GPUs, for a NodeManager's GPU plugin."""
+        return self.node(name) / "yarn-bin" / "nvidia-smi"

@@ -91,6 +91,7 @@ def up(
     resourcemanager_ha: bool | None = None,
     preemption: bool | None = None,
     has_docker: bool | None = None,
+    mig: str | None = None,
     conf: str | Path | Mapping[str, Any] | None = None,
     timeout: float | None = None,
     say: Say = print,
@@ -136,6 +137,7 @@ def up(
         "resourcemanager_ha": resourcemanager_ha,
         "preemption": preemption,
         "has_docker": has_docker,
+        "mig": mig,
         "conf": _conf(conf),
     }
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -201,7 +203,7 @@ def _start(
         timeout=wait.seconds_left,
     )
     host_check = compile_host_check(java, jars, layout.logs / "host-check.log")
-    gpus = plan_gpus(layout.root, spec.nodes, spec.gpus_per_node)
+    gpus = plan_gpus(layout.root, spec.nodes, spec.gpus_per_node, spec.mig_profiles)
     say(f"GPUs: {spec.nodes} × {spec.gpus_per_node}, {gpus.source}")
     recorded = before.processes if before else {}
     running = {daemon: p for daemon, p in recorded.items() if daemon not in missing}

@@ -8,14 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.devcluster.layout import node_names
+from hopsgpu.devcluster.mig_profiles import SIMULATED, memory_mib, simulated_gpu
 from hopsgpu.gpu.node.devices import DriverError, run_bounded
 from hopsgpu.gpu.node.nvidia_smi import read_output
+from hopsgpu.units import count_of
 
 # An arbitrary constant: simulated GPUs keep their UUIDs over restarts.
 _NAMESPACE = uuid.UUID("6e0b1a52-6b43-4d0e-9c3e-0f6a2f6d7c11")
-_SIMULATED_NAME = "Simulated A100"
-_SIMULATED_MIB = 40960
 _ANSWER_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class PlannedSlice:
+    """A MIG device of a simulated GPU.
+
+    Attributes:
+        index: index among the MIG devices of its GPU; also the number of its GPU instance.
+        memory: memory in MiB.
+    """
+
+    index: int
+    uuid: str
+    profile: str
+    memory: int
 
 
 @dataclass(frozen=True)
@@ -26,6 +41,7 @@ class PlannedGpu:
         index: index in nvidia-smi's list; within the node for a simulated GPU.
         minor: minor number of the device file.
         memory: memory in MiB.
+        slices: its MIG devices; none if MIG is off.
     """
 
     index: int
@@ -33,6 +49,7 @@ class PlannedGpu:
     uuid: str
     name: str
     memory: int
+    slices: tuple[PlannedSlice, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,14 +66,22 @@ class GpuPlan:
     source: str
 
 
-def plan_gpus(root: Path, nodes: int, per_node: int) -> GpuPlan:
+def plan_gpus(root: Path, nodes: int, per_node: int, profiles: tuple[str, ...] = ()) -> GpuPlan:
     """Return real GPUs if the machine has enough of them, else simulated ones.
 
     The simulated GPUs of two clusters, with different roots, differ.
+
+    Args:
+        profiles: the MIG devices of each GPU, all of which are then simulated.
     """
     names = node_names(nodes)
     if not per_node:
         return GpuPlan(dict.fromkeys(names, ()), None, "none")
+    if profiles:
+        source = f"simulated, each with {count_of(len(profiles), 'MIG device')}"
+        return GpuPlan(
+            {n: _simulated_gpus(root, n, per_node, profiles) for n in names}, None, source
+        )
     smi = shutil.which("nvidia-smi")
     real = _query_gpus(smi) if smi else ()
     requested = nodes * per_node
@@ -75,14 +100,25 @@ def plan_gpus(root: Path, nodes: int, per_node: int) -> GpuPlan:
     return GpuPlan({n: _simulated_gpus(root, n, per_node) for n in names}, None, why)
 
 
-def _simulated_gpus(root: Path, node: str, per_node: int) -> tuple[PlannedGpu, ...]:
+def _simulated_gpus(
+    root: Path, node: str, per_node: int, profiles: tuple[str, ...] = ()
+) -> tuple[PlannedGpu, ...]:
+    name, memory = simulated_gpu(profiles)
+
+    def uuid_of(path: str) -> uuid.UUID:
+        return uuid.uuid5(_NAMESPACE, f"{root}/{node}/{path}")
+
     return tuple(
         PlannedGpu(
             index=i,
             minor=i,
-            uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{root}/{node}/{i}')}",
-            name=_SIMULATED_NAME,
-            memory=_SIMULATED_MIB,
+            uuid=f"GPU-{uuid_of(str(i))}",
+            name=name,
+            memory=memory,
+            slices=tuple(
+                PlannedSlice(k, f"MIG-{uuid_of(f'{i}/{k}')}", profile, memory_mib(profile))
+                for k, profile in enumerate(profiles)
+            ),
         )
         for i in range(per_node)
     )
@@ -96,7 +132,7 @@ def _query_gpus(smi: str) -> tuple[PlannedGpu, ...]:
     except (OSError, DriverError, ValueError):
         return ()
     # Another cluster's stand-in may be on the PATH, for example in a container.
-    return () if any(gpu.name == _SIMULATED_NAME for gpu in gpus) else gpus
+    return () if any(gpu.name.startswith(SIMULATED) for gpu in gpus) else gpus
 
 
 def parse_query(xml: str) -> tuple[PlannedGpu, ...]:

@@ -27,14 +27,14 @@ FIELDS: dict[str, tuple[Callable[[PlannedGpu], object], str]] = {
     "memory.total": (lambda g: g.memory, "MiB"),
     "memory.used": (lambda g: _USED, "MiB"),
     "memory.free": (lambda g: g.memory - _USED, "MiB"),
-    "utilization.gpu": (lambda g: 0, "%"),
-    "utilization.memory": (lambda g: 0, "%"),
+    "utilization.gpu": (lambda g: "[N/A]" if g.slices else 0, "%"),
+    "utilization.memory": (lambda g: "[N/A]" if g.slices else 0, "%"),
     "temperature.gpu": (lambda g: 30, ""),
     "power.draw": (lambda g: "50.00", "W"),
     "compute_mode": (lambda g: "Default", ""),
     "compute_cap": (lambda g: "8.0", ""),
     "persistence_mode": (lambda g: "Enabled", ""),
-    "mig.mode.current": (lambda g: "Disabled", ""),
+    "mig.mode.current": (lambda g: "Enabled" if g.slices else "Disabled", ""),
     "ecc.errors.uncorrected.volatile.total": (lambda g: 0, ""),
 }
 
@@ -50,10 +50,41 @@ def _xml_frame(attached: int) -> tuple[str, str]:
     return begin, "</nvidia_smi_log>\n"
 
 
+def _xml_mig(gpu: PlannedGpu) -> str:
+    """Return the elements of a GPU's MIG devices, without UUIDs, as old drivers print them."""
+    if not gpu.slices:
+        return ""
+    mode = "\t\t<mig_mode>\n\t\t\t<current_mig>Enabled</current_mig>\n\t\t</mig_mode>\n"
+    devices = "".join(
+        f"""\t\t\t<mig_device>
+\t\t\t\t<index>{part.index}</index>
+\t\t\t\t<gpu_instance_id>{part.index}</gpu_instance_id>
+\t\t\t\t<compute_instance_id>0</compute_instance_id>
+\t\t\t\t<fb_memory_usage>
+\t\t\t\t\t<total>{part.memory} MiB</total>
+\t\t\t\t\t<used>{_USED} MiB</used>
+\t\t\t\t\t<free>{part.memory - _USED} MiB</free>
+\t\t\t\t</fb_memory_usage>
+\t\t\t</mig_device>
+"""
+        for part in gpu.slices
+    )
+    return f"{mode}\t\t<mig_devices>\n{devices}\t\t</mig_devices>\n"
+
+
+def _listing(gpu: PlannedGpu) -> str:
+    """Return the lines of `nvidia-smi -L`."""
+    return f"GPU {gpu.index}: {gpu.name} (UUID: {gpu.uuid})\n" + "".join(
+        f"  MIG {part.profile:<11} Device {part.index:>2}: (UUID: {part.uuid})\n"
+        for part in gpu.slices
+    )
+
+
 def _xml_gpu(gpu: PlannedGpu) -> str:
+    utilization = "N/A" if gpu.slices else "0 %"
     return f"""\t<gpu id="{_bus(gpu)}">
 \t\t<product_name>{escape(gpu.name)}</product_name>
-\t\t<uuid>{gpu.uuid}</uuid>
+{_xml_mig(gpu)}\t\t<uuid>{gpu.uuid}</uuid>
 \t\t<minor_number>{gpu.minor}</minor_number>
 \t\t<fb_memory_usage>
 \t\t\t<total>{gpu.memory} MiB</total>
@@ -62,8 +93,8 @@ def _xml_gpu(gpu: PlannedGpu) -> str:
 \t\t\t<free>{gpu.memory - _USED} MiB</free>
 \t\t</fb_memory_usage>
 \t\t<utilization>
-\t\t\t<gpu_util>0 %</gpu_util>
-\t\t\t<memory_util>0 %</memory_util>
+\t\t\t<gpu_util>{utilization}</gpu_util>
+\t\t\t<memory_util>{utilization}</memory_util>
 \t\t</utilization>
 \t\t<temperature>
 \t\t\t<gpu_temp>30 C</gpu_temp>
@@ -91,9 +122,7 @@ def standin_script(gpus: tuple[PlannedGpu, ...]) -> str:
     names = "".join(f"{g.index}|{g.uuid}) gpu={g.index} ;; " for g in gpus)
     begin, end = _xml_frame(len(gpus))
     blocks = "".join(f"  {g.index}) printf '%s' {shlex.quote(_xml_gpu(g))} ;;\n" for g in gpus)
-    listing = "".join(
-        f"  {g.index}) echo 'GPU {g.index}: {g.name} (UUID: {g.uuid})' ;;\n" for g in gpus
-    )
+    listing = "".join(f"  {g.index}) printf '%s' {shlex.quote(_listing(g))} ;;\n" for g in gpus)
     return f"""#!/bin/sh
 # A stand-in for nvidia-smi, written by hopsgpu's development cluster: its GPUs are simulated.
 wanted='{" ".join(str(g.index) for g in gpus)}'

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 # An overloaded machine's daemons need this long for their first answers.
 _SECONDS = 15
-_GPU = "yarn.io/gpu"
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,9 @@ class Probe:
         for daemon in self.spec.resourcemanagers:
             answer = self._get(f"{self._base(daemon)}/ws/v1/cluster/nodes")
             if answer is not None:
-                nodes = [_node(n) for n in (answer.get("nodes") or {}).get("node") or []]
+                gpu_resource = self.spec.gpu_resource
+                listed = (answer.get("nodes") or {}).get("node") or []
+                nodes = [_node(n, gpu_resource) for n in listed]
                 return tuple(sorted(nodes, key=lambda n: (len(n.name), n.name)))
         return None
 
@@ -179,12 +180,12 @@ def probe_of(layout: ClusterLayout, state: ClusterState) -> Probe:
     )
 
 
-def _node(answer: Mapping[str, Any]) -> NodeStatus:
+def _node(answer: Mapping[str, Any], gpu_resource: str) -> NodeStatus:
     return NodeStatus(
         name=str(answer.get("nodeHostName", "")),
         state=str(answer.get("state", "")),
-        gpus=_gpus(answer.get("totalResource")),
-        gpus_used=_gpus(answer.get("usedResource")),
+        gpus=_gpus(answer.get("totalResource"), gpu_resource),
+        gpus_used=_gpus(answer.get("usedResource"), gpu_resource),
         memory=int(answer.get("usedMemoryMB", 0)) + int(answer.get("availMemoryMB", 0)),
         memory_used=int(answer.get("usedMemoryMB", 0)),
         cores=int(answer.get("usedVirtualCores", 0)) + int(answer.get("availableVirtualCores", 0)),
@@ -204,6 +205,6 @@ def _actor_states(actors: str | None) -> tuple[str, ...] | None:
         return ()
 
 
-def _gpus(resource: Any) -> int:
+def _gpus(resource: Any, gpu_resource: str) -> int:
     informations = ((resource or {}).get("resourceInformations") or {}).get("resourceInformation")
-    return sum(int(i.get("value", 0)) for i in informations or [] if i.get("name") == _GPU)
+    return sum(int(i.get("value", 0)) for i in informations or [] if i.get("name") == gpu_resource)

@@ -23,6 +23,7 @@ from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.units import count_of
 from hopsgpu.yarn.gang_queue import DEFAULT_PARTITION
 from hopsgpu.yarn.resource_manager import web_addresses
+from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,8 @@ def _node_problem(
 
 
 def _expected_gpus(spec: ClusterSpec, node: str) -> int | None:
-    """Return how many GPUs a node must report; None if the user configures the plugin."""
+    """Return how many GPUs a node must report; None if the user configures what is counted."""
     overrides = {**spec.conf.sites.get("yarn-site", {}), **spec.conf.nodes.get(node, {})}
     is_overridden = any(name.startswith(GPU_PLUGIN) for name in overrides)
-    return None if is_overridden else spec.gpus_per_node
+    is_overridden |= spec.gpu_resource != DEFAULT_GPU_RESOURCE
+    return None if is_overridden else spec.counted_gpus

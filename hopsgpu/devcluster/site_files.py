@@ -44,7 +44,7 @@ _HANDLERS = "8"
 
 
 def node_size(gpus_per_node: int) -> tuple[int, int]:
-    """Return the memory in MiB and the cores that a NodeManager advertises.
+    """Return the memory in MiB and the cores that a NodeManager with so many GPUs advertises.
 
     Both suffice for the node's share of a gang of default ranks (one core, 4 GiB and the overhead
     each), an application master and CPU executors.
@@ -109,7 +109,7 @@ def hdfs_site(layout: ClusterLayout, spec: ClusterSpec, ports: Ports) -> Propert
 
 
 def yarn_site(layout: ClusterLayout, spec: ClusterSpec, ports: Ports) -> Properties:
-    memory, cores = (size * _size_factor(spec) for size in node_size(spec.gpus_per_node))
+    memory, cores = (size * _size_factor(spec) for size in node_size(spec.counted_gpus))
     rm = "yarn.resourcemanager"
     web = "webapp.https.address" if spec.https else "webapp.address"
     # `standby` has the addresses of two ResourceManagers.
@@ -177,9 +177,10 @@ def node_site(
         **{f"{nm}.admin-env.{name}": value for name, value in environ.items()},
     }
     if gpus.nodes[node]:
+        programs = layout.yarn_smi(node).parent if spec.mig else home / "bin"
         properties |= {
             **admin.yarn_file("yarn-site-gpus"),
-            f"{GPU_PLUGIN}.gpu.path-to-discovery-executables": str(home / "bin"),
+            f"{GPU_PLUGIN}.gpu.path-to-discovery-executables": str(programs),
             **admin.yarn_file("yarn-site-health"),
             f"{nm}.health-checker.script.path": str(admin.HEALTH_CHECK),
         }

@@ -35,7 +35,9 @@ from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.kerberos import is_kerberized
 from hopsgpu.storage.spark_defaults import spark_defaults
+from hopsgpu.yarn.gpu_resource import SETTING, choose_gpu_resource
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE
 
 _YARN = ("calculator", "gpus", "node managers", "queue")
 _LAKE_SECONDS = 20.0
@@ -66,17 +68,18 @@ class Examination:
         yield machine_checks.check_java(machine)
         yield machine_checks.check_spark(machine)
         yield machine_checks.check_python(machine)
+        gpu_resource = yield from _gpu_resource(settings)
         client, setting = gather.client_facts(os.environ)
         yield machine_checks.check_hadoop_conf(client)
         yarn, no_credentials = None, ""
         if not client.problem:
-            yield machine_checks.check_resource_types(client)
+            yield machine_checks.check_resource_types(client, gpu_resource)
             if is_kerberized(setting):
                 no_credentials = yield from _kerberos(setting, settings, client)
             if no_credentials:
                 yield from (unknown(name, _NO_CREDENTIALS) for name in ("yarn", *_YARN))
             else:
-                yarn = yield from self._yarn(setting, settings)
+                yarn = yield from self._yarn(setting, settings, gpu_resource)
         if unread is not None:
             yield wrong("settings", unread, "make it readable, or set SPARK_CONF_DIR")
         else:
@@ -97,10 +100,10 @@ class Examination:
             yield from self._session(yarn, setting, machine, label, has_image=has_image)
 
     def _yarn(
-        self, setting: gather.Setting, settings: Mapping[str, str]
+        self, setting: gather.Setting, settings: Mapping[str, str], gpu_resource: str
     ) -> Generator[Check, None, YarnFacts | None]:
         try:
-            yarn = gather.yarn_facts(setting)
+            yarn = gather.yarn_facts(setting, gpu_resource)
         except HopsGpuError as error:
             yield wrong("yarn", str(error), "start YARN, or fix HADOOP_CONF_DIR")
             yield from (unknown(name, "the ResourceManager does not answer") for name in _YARN)
@@ -169,11 +172,20 @@ class Examination:
         # A late import, because this module imports Spark.
         from hopsgpu.doctor.session_checks import Sessions
 
-        manager = ResourceManager(web_addresses(setting))
+        manager = ResourceManager(web_addresses(setting), gpu_resource=yarn.gpus.resource)
         sessions = Sessions(
             yarn, setting, manager, machine, self.conf, label, self.seconds, has_image=has_image
         )
         yield from sessions.checks()
+
+
+def _gpu_resource(settings: Mapping[str, str]) -> Generator[Check, None, str]:
+    """Yield a check if two settings contradict each other; return the resource to examine."""
+    try:
+        return choose_gpu_resource(settings, os.environ)
+    except ConfigError as error:
+        yield wrong("gpu resource", str(error), f"set {SETTING} alone")
+        return DEFAULT_GPU_RESOURCE
 
 
 def _kerberos(

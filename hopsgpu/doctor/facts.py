@@ -35,7 +35,6 @@ from hopsgpu.yarn.container_runtime import RuntimeProblem, runtime_problem, sett
 from hopsgpu.yarn.gang_queue import GangQueueReader
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
-from hopsgpu.yarn.resources import GPU
 from hopsgpu.yarn.rest_client import RESOURCE_MANAGER, NoAnswer, is_kerberos_required
 from hopsgpu.yarn.snapshot import Node
 
@@ -113,9 +112,9 @@ def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
     )
 
 
-def yarn_facts(setting: Setting) -> YarnFacts:
+def yarn_facts(setting: Setting, gpu_resource: str) -> YarnFacts:
     """Ask the ResourceManager; raise HopsGpuError if it does not answer, or refuses."""
-    manager = ResourceManager(web_addresses(setting))
+    manager = ResourceManager(web_addresses(setting), gpu_resource=gpu_resource)
     with manager.check_form():
         return _yarn(manager, setting)
 
@@ -133,8 +132,9 @@ def _yarn(manager: ResourceManager, setting: Setting) -> YarnFacts:
         scheduler=scheduler["type"],
         policy=str((scheduler.get("rootQueue") or {}).get("schedulingPolicy", "")),
         # Only a CapacityScheduler reports the sum over all nodes (Hadoop's ClusterMetricsInfo).
-        has_gpu_type=any(kind["name"] == GPU for kind in kinds) or any(n.total.gpus for n in nodes),
-        gpus=Observer(setting).observe(),
+        has_gpu_type=any(kind["name"] == manager.gpu_resource for kind in kinds)
+        or any(n.total.gpus for n in nodes),
+        gpus=Observer(setting, manager.gpu_resource).observe(),
         nodes=nodes,
         queues=manager.queues(),
     )

@@ -12,7 +12,6 @@ from hopsgpu.backends.spark.spark_versions import (
     version_problem,
 )
 from hopsgpu.doctor.report import Check, ok, unknown, wrong
-from hopsgpu.yarn.resources import GPU
 
 # The version of the advice on a machine without a Spark.
 _NEWEST = "4.0"
@@ -129,15 +128,16 @@ def check_hadoop_conf(client: HadoopClient) -> Check:
     return ok("hadoop conf", f"{where}: {client.filesystem}, {', '.join(client.managers)}")
 
 
-def check_resource_types(client: HadoopClient) -> Check:
+def check_resource_types(client: HadoopClient, gpu_resource: str) -> Check:
     """Check whether the configuration here defines GPUs, so that Spark can request them."""
     name = "resource types"
     fix = (
         "copy yarn-scripts/resource-types.xml into HADOOP_CONF_DIR (the ResourceManager and the"
-        " NodeManagers need it too)"
+        f" NodeManagers need it too); yarn.resource-types must name {gpu_resource}"
     )
     if client.types is None:
-        return wrong(name, f"no resource-types.xml here names {GPU}", fix)
-    if GPU not in client.types:
-        return wrong(name, f"yarn.resource-types={','.join(client.types)} lacks {GPU}", fix)
-    return ok(name, f"{GPU} is known here")
+        return wrong(name, f"no resource-types.xml here names {gpu_resource}", fix)
+    if gpu_resource not in client.types:
+        types = ",".join(client.types)
+        return wrong(name, f"yarn.resource-types={types} lacks {gpu_resource}", fix)
+    return ok(name, f"{gpu_resource} is known here")

@@ -9,8 +9,9 @@ from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
 from hopsgpu.errors import CapacityError, HopsGpuError
 from hopsgpu.units import count_of
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode
+from hopsgpu.yarn.gpu_resource import SETTING
 from hopsgpu.yarn.queues import chain_of, check_queue
-from hopsgpu.yarn.resources import GPU, Amount
+from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE, Amount
 from hopsgpu.yarn.snapshot import Node, Queue
 
 RANK_MIB = 512
@@ -55,8 +56,9 @@ def check_calculator(yarn: YarnFacts) -> Check:
     if not yarn.has_gpu_type:
         return wrong(
             name,
-            f"the ResourceManager does not know {GPU}",
-            f"copy {_TYPES}, set {_CALCULATOR}, and restart them",
+            f"the ResourceManager does not know {yarn.gpus.resource}",
+            f"copy {_TYPES} (with {yarn.gpus.resource} in yarn.resource-types), set {_CALCULATOR},"
+            " and restart them",
         )
     if yarn.scheduler == _CAPACITY:
         # With another calculator, the CapacityScheduler does not start if resource types besides
@@ -83,9 +85,10 @@ def check_gpus(yarn: YarnFacts) -> Check:
         count = sum(node.state == "RUNNING" for node in yarn.nodes)
         return wrong(
             name,
-            f"no node has {GPU} ({count_of(count, 'node')} running)",
-            "set yarn.nodemanager.resource-plugins=yarn.io/gpu on nodes with GPUs"
-            " (yarn-scripts/yarn-site-gpus.xml), and copy resource-types.xml there",
+            f"no node has {yarn.gpus.resource} ({count_of(count, 'node')} running)",
+            f"set yarn.nodemanager.resource-plugins={DEFAULT_GPU_RESOURCE} on nodes with GPUs"
+            " (yarn-scripts/yarn-site-gpus.xml), and copy resource-types.xml there; if another"
+            f" resource counts the GPUs, name it with {SETTING}",
         )
     where = join_names(f"{node.host} {node.total}" for node in running)
     nodes = f"{count_of(len(running), 'node')} ({where or 'none'})"
@@ -119,9 +122,12 @@ def check_node_managers(yarn: YarnFacts) -> Check:
             " NodeManager whose nvidia-smi failed ten times",
             gpus.problems,
         )
-    types = join_names(f"{gpu_type.count} × {gpu_type.name}" for gpu_type in gpus.types)
+    if not gpus.types:
+        # Only YARN's own plugin describes what it counts.
+        return ok(name, f"YARN counts {gpus.resource}, and does not describe these GPUs")
+    types = join_names(map(str, gpus.types))
     drivers = join_names(sorted({node.driver for node in gpus.nodes if node.driver}))
-    return ok(name, f"{types or 'no types'}; driver {drivers or 'unknown'}")
+    return ok(name, f"{types}; driver {drivers or 'unknown'}")
 
 
 def check_submission(yarn: YarnFacts, name: str) -> Check:

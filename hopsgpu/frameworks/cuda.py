@@ -2,17 +2,20 @@
 
 Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; NVIDIA, "CUDA Compatibility",
 "Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility); NVIDIA, "MIG User Guide",
-"CUDA Device Enumeration" (a process has a single MIG instance).
+"CUDA Device Enumeration" (a process has a single MIG instance); NCCL's init.cc, "Duplicate GPU
+detected" (NCCL compares bus ids, and MIG devices have that of their GPU).
 """
 
 from __future__ import annotations
 
 import re
 
-from hopsgpu.core.gang import WORKER, RankPlacement
+from hopsgpu.core.gang import WORKER, RankPlacement, World, slices_of_one_gpu
 from hopsgpu.errors import ConfigError
 
-VARIABLES = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
+# Why NCCL does not connect the ranks of the gang.
+NCCL_CONFLICT = "HOPSGPU_NCCL_CONFLICT"
+VARIABLES = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", NCCL_CONFLICT)
 _MIG = "MIG-"
 # Oldest Linux driver, by CUDA version. From CUDA 11 on, a driver supports all minor versions.
 _OLDEST_DRIVERS = {
@@ -58,6 +61,26 @@ def environment(place: RankPlacement, visible: str | None = None) -> dict[str, s
         "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus(place, visible)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
+
+
+def nccl_conflict(world: World) -> str:
+    """Describe two ranks on MIG devices of one GPU, which NCCL does not connect; "" without any."""
+    pair = slices_of_one_gpu(world)
+    if pair is None:
+        return ""
+    gpu, first, second = pair
+    return (
+        f"ranks {first.rank} and {second.rank} have MIG devices of one GPU, {gpu} of"
+        f" {first.container.host} ({', '.join(first.gpus)} and {', '.join(second.gpus)}), and NCCL"
+        ' connects only one rank of a GPU. Use gloo, as in init_process_group("gloo"), or ranks on'
+        " MIG devices of different GPUs"
+    )
+
+
+def conflict_environment(world: World) -> dict[str, str]:
+    """Return the variable with which ranks refuse NCCL; empty if NCCL connects the ranks."""
+    conflict = nccl_conflict(world)
+    return {NCCL_CONFLICT: conflict} if conflict else {}
 
 
 def oldest_driver(cuda: str) -> str | None:

@@ -65,10 +65,15 @@ _TORCH_NAMES = ("torch.distributed", "torch.distributed.device_mesh")
 
 
 class WorldChecks:
-    """The checks of one rank, in a gang of `world_size` ranks."""
+    """The checks of one rank, in a gang of `world_size` ranks.
 
-    def __init__(self, world_size: int) -> None:
+    Args:
+        nccl_conflict: why NCCL does not connect the ranks; "" if it does.
+    """
+
+    def __init__(self, world_size: int, nccl_conflict: str = "") -> None:
         self._world_size = world_size
+        self._nccl_conflict = nccl_conflict
         self._pid = os.getpid()
         self._is_step_checked = False
 
@@ -129,6 +134,9 @@ class WorldChecks:
             # Check before the call: a group that is too large would wait for missing ranks.
             if (size := _requested_size(signature, args, kwargs)) is not None:
                 self._check_size(size, "torch.distributed", _TORCH)
+            backend = _arguments(signature, args, kwargs).get("backend")
+            if self._nccl_conflict and self._is_rank() and _uses_nccl(backend):
+                raise ConfigError(self._nccl_conflict)
             group = original(*args, **kwargs)
             self._check_size(c10d.get_world_size(), "torch.distributed", _TORCH)
             return group
@@ -310,6 +318,13 @@ def _requested_size(
     if queried is None and is_from_environment and arguments.get("store") is None:
         queried = [os.environ.get("WORLD_SIZE", "")]
     return int(queried[-1]) if queried and queried[-1].isdecimal() else None
+
+
+def _uses_nccl(backend: object) -> bool:
+    """Return whether a backend of torch.distributed is NCCL, which is torch's default for GPUs."""
+    if backend is None:
+        return bool(sys.modules["torch"].cuda.is_available())
+    return "nccl" in str(backend).lower()
 
 
 def _keras_world_size(backend: str, model: Any) -> int:

@@ -19,6 +19,7 @@ class ContainerGpu:
     Attributes:
         address: the UUID.
         state: "healthy", "watch" or "bad".
+        parent: address of the GPU of which it is a MIG device; "" for a whole GPU.
     """
 
     address: str
@@ -26,6 +27,7 @@ class ContainerGpu:
     driver: str
     state: str
     reason: str
+    parent: str = ""
 
     @property
     def is_simulated(self) -> bool:
@@ -53,7 +55,9 @@ def read_container_gpus(container: Path = Path()) -> ContainerGpus:
     except FileNotFoundError:
         return ContainerGpus()
     gpus = (
-        ContainerGpu(gpu["address"], gpu["name"], gpu["driver"], gpu["state"], gpu["reason"])
+        ContainerGpu(
+            gpu["address"], gpu["name"], gpu["driver"], gpu["state"], gpu["reason"], gpu["parent"]
+        )
         for gpu in fields["gpus"]
     )
     return ContainerGpus(tuple(gpus), fields["isolated"])
@@ -63,8 +67,9 @@ def log_container_gpus(container: ContainerGpus) -> None:
     for gpu in container.gpus:
         reason = f": {gpu.reason}" if gpu.reason else ""
         log.info(
-            "discovery gave out %s (%s, driver %s), %s%s",
+            "discovery gave out %s%s (%s, driver %s), %s%s",
             gpu.address,
+            f" of {gpu.parent}" if gpu.parent else "",
             gpu.name or "unknown product",
             gpu.driver or "unknown",
             gpu.state,

@@ -10,28 +10,48 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hopsgpu.core import gpu_names
+from hopsgpu.core.gpu_names import MIG_PROFILES, profile_of
 from hopsgpu.core.spec import MAX_GPUS
 
 # The directory in the container: Spark runs `./hopsgpu-discovery/gpus-2`.
 ALIAS = "hopsgpu-discovery"
 _SHEBANG = "#!/usr/bin/env python3\n"
-# Spark passes no argument to the script, so each amount has a script of its own.
+# Spark passes no argument to the script, so each amount has a script of its own, and so has one MIG
+# device of each profile.
 _LAUNCHER = """import os, sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 from hopsgpu.gpu.node.discovery_script import main
-sys.exit(main({amount}))
+sys.exit(main({amount}, gpu_type={gpu_type!r}))
 """
 _CHECK = """import sys
 sys.dont_write_bytecode = True
 from hopsgpu.gpu.node.health_check import main
 sys.exit(main())
 """
+_MIG_AS_GPUS = """import sys
+sys.dont_write_bytecode = True
+from hopsgpu.gpu.node.mig_as_gpus import main
+sys.exit(main(sys.argv[1:], sys.argv[0]))
+"""
+# The programs in yarn-scripts/: what they run, and the module that each does not need.
+PROGRAMS = {
+    "gpu-health-check": (_CHECK, "mig_as_gpus"),
+    "mig-nvidia-smi": (_MIG_AS_GPUS, "health_check"),
+}
 
 
-def script_for(amount: int) -> str:
-    """Return the path, in the container, of the script that gives out `amount` GPUs."""
-    return f"./{ALIAS}/gpus-{amount}"
+def script_for(amount: int, gpu_type: str | None = None) -> str:
+    """Return the path, in the container, of the script that gives out `amount` GPUs.
+
+    Args:
+        gpu_type: words of the product name. If they name a profile of MIG devices, the script
+            prefers MIG devices of that profile.
+    """
+    profile = profile_of(gpu_type or "")
+    suffix = f"-{profile}" if amount == 1 and profile in MIG_PROFILES else ""
+    return f"./{ALIAS}/gpus-{amount}{suffix}"
 
 
 def marker_script(resource: str) -> str:
@@ -44,8 +64,9 @@ def _marker_file(resource: str) -> str:
 
 def node_modules(*without: str) -> Iterator[tuple[str, str]]:
     """Yield path and text of each module that the nodes need, for Python 3.6 or later."""
-    yield "hopsgpu/__init__.py", ""
-    yield "hopsgpu/gpu/__init__.py", ""
+    for package in ("hopsgpu", "hopsgpu/core", "hopsgpu/gpu"):
+        yield f"{package}/__init__.py", ""
+    yield "hopsgpu/core/gpu_names.py", Path(gpu_names.__file__).read_text(encoding="utf-8")
     for file in sorted((Path(__file__).parent / "node").glob("*.py")):
         if file.stem not in without:
             yield f"hopsgpu/gpu/node/{file.name}", file.read_text(encoding="utf-8")
@@ -58,13 +79,19 @@ def pack_scripts(target: Path, markers: Iterable[str] = ()) -> Path:
     """
     with tarfile.open(target, "w:gz") as archive:
         for amount in range(1, MAX_GPUS + 1):
-            _add(archive, f"gpus-{amount}", _SHEBANG + _LAUNCHER.format(amount=amount), 0o755)
+            _add_launcher(archive, f"gpus-{amount}", amount, "")
+        for profile in MIG_PROFILES:
+            _add_launcher(archive, f"gpus-1-{profile}", 1, profile)
         for marker in sorted(set(markers)):
             answer = json.dumps({"name": marker, "addresses": ["0"]})
             _add(archive, _marker_file(marker), f"#!/bin/sh\necho '{answer}'\n", 0o755)
         for name, text in node_modules():
             _add(archive, name, text, 0o644)
     return target
+
+
+def _add_launcher(archive: tarfile.TarFile, name: str, amount: int, gpu_type: str) -> None:
+    _add(archive, name, _SHEBANG + _LAUNCHER.format(amount=amount, gpu_type=gpu_type), 0o755)
 
 
 def _add(archive: tarfile.TarFile, name: str, text: str, mode: int) -> None:
@@ -75,16 +102,20 @@ def _add(archive: tarfile.TarFile, name: str, text: str, mode: int) -> None:
     archive.addfile(entry, io.BytesIO(content))
 
 
-def pack_health_check(target: Path) -> Path:
-    """Write the NodeManagers' health check as one file, for an administrator to copy.
+def pack_program(target: Path) -> Path:
+    """Write a program for NodeManagers as one file, for an administrator to copy.
 
     The file is a zip archive that Python runs (PEP 441), uncompressed so that a pager can show it.
+
+    Args:
+        target: a path whose name is that of the program, one of PROGRAMS.
     """
-    modules = node_modules("discovery_script", "leases", "lease_keeper")
+    main, without = PROGRAMS[target.name]
+    modules = node_modules("discovery_script", "leases", "lease_keeper", without)
     with target.open("wb") as file:
         file.write(_SHEBANG.encode())
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            for name, text in [("__main__.py", _CHECK), *modules]:
+            for name, text in [("__main__.py", main), *modules]:
                 # A ZipInfo always has the same date, so the same modules give the same file.
                 archive.writestr(zipfile.ZipInfo(name), text)
     target.chmod(0o755)
@@ -92,5 +123,6 @@ def pack_health_check(target: Path) -> Path:
 
 
 if __name__ == "__main__":
-    # `python -m hopsgpu.gpu.script_archive yarn-scripts/gpu-health-check`, after each change.
-    pack_health_check(Path(sys.argv[1]))
+    # `python -m hopsgpu.gpu.script_archive yarn-scripts`, after each change.
+    for program in PROGRAMS:
+        pack_program(Path(sys.argv[1], program))

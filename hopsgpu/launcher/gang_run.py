@@ -29,6 +29,7 @@ from hopsgpu.core.end_reason import EndReason, reason_of_error
 from hopsgpu.core.gang import Exclusions, GangState, assign_ranks
 from hopsgpu.core.wait_reasons import starting_ranks, storing_script
 from hopsgpu.errors import HopsGpuError, StoreError
+from hopsgpu.frameworks.cuda import nccl_conflict
 from hopsgpu.launcher.arguments import Arguments
 from hopsgpu.launcher.data_staging import StagedData
 from hopsgpu.launcher.preflight import prepare_request
@@ -219,7 +220,9 @@ class GangRun(RunBody[GangResult]):
             )
             env = "" if self._python_env is None else self._python_env.name
             why = starting_ranks(len(world.processes), python_env=env)
-            self._board.state(GangState.STARTING, why=why)
+            # Only the function chooses its backend. If it is NCCL, the ranks refuse it.
+            conflict = "" if spec.independent_ranks else nccl_conflict(world)
+            self._board.state(GangState.STARTING, why=why.with_details(conflict))
             try:
                 with recording.following(runner):
                     run_ranks(runner)

@@ -18,6 +18,7 @@ from hopsgpu.monitoring.timed_sources import Source
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.timed_reads import ReadResult
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuType
+from hopsgpu.yarn.gpu_resource import configured_gpu_resource
 from hopsgpu.yarn.node_manager import NodeAnswers
 from hopsgpu.yarn.snapshot import Overview
 
@@ -105,7 +106,7 @@ class _Yarn:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         setting = HadoopConf.load(environ).get
-        self.observer = Observer(setting)
+        self.observer = Observer(setting, configured_gpu_resource(environ))
         self._queues = configured_queues(environ, setting)
 
     def queue(self) -> WaitingGangs:

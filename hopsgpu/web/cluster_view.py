@@ -105,7 +105,7 @@ def cluster_view(gpus: ClusterGpus, active: Sequence[RunSummary]) -> ClusterView
     nodes = tuple(
         NodeRow(
             node,
-            ", ".join(f"{gpu_type.count} × {gpu_type.name}" for gpu_type in node.types),
+            ", ".join(map(str, node.types)),
             tuple(_cells(node, by_host.get(node.host, ()))),
         )
         for node in gpus.nodes

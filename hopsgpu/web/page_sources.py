@@ -458,10 +458,11 @@ def live_sources(roots: Sequence[str], environ: Mapping[str, str]) -> Sources:
 def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any, Any, str]:
     from hopsgpu.backends.gang_queue_root import configured_queues
     from hopsgpu.backends.inventory import Observer
+    from hopsgpu.yarn.gpu_resource import configured_gpu_resource
     from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
     setting = HadoopConf.load(environ).get
-    observer = Observer(setting)
+    observer = Observer(setting, configured_gpu_resource(environ))
     addresses = web_addresses(setting)
     queues = configured_queues(environ, setting)
     find_state = ResourceManager(addresses).application_state

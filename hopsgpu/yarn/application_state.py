@@ -58,7 +58,7 @@ class ApplicationState:
         return match[1] if match else ""
 
 
-def application_state_of(app: Mapping[str, Any]) -> ApplicationState:
+def application_state_of(app: Mapping[str, Any], gpu_resource: str) -> ApplicationState:
     usages = (app.get("resourceInfo") or {}).get("resourceUsagesByPartition") or []
     diagnostics = " ".join((app.get("diagnostics") or "").split())
     return ApplicationState(
@@ -69,7 +69,7 @@ def application_state_of(app: Mapping[str, Any]) -> ApplicationState:
         state=app["state"],
         final=app.get("finalStatus") or "UNDEFINED",
         diagnostics=diagnostics[:_MAX_TEXT] + ("..." if len(diagnostics) > _MAX_TEXT else ""),
-        gpus=total(amount_of(usage.get("used")) for usage in usages).gpus,
+        gpus=total(amount_of(usage.get("used"), gpu_resource) for usage in usages).gpus,
         web=app.get("amHostHttpAddress") or "",
         log=app.get("amContainerLogs") or "",
     )

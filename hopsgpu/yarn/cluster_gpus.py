@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hopsgpu.core import html
@@ -13,12 +12,14 @@ from hopsgpu.units import count_of
 
 @dataclass(frozen=True)
 class GpuType:
-    """GPUs of one product.
+    """GPUs of one product, or MIG devices of one profile.
 
     Attributes:
-        name: name of the product, such as "NVIDIA A100-SXM4-80GB".
+        name: name of the product, such as "NVIDIA A100-SXM4-80GB", and of the profile, such as
+            "NVIDIA A100-SXM4-80GB MIG 1g.10gb".
         memory_mib: memory of each, in MiB; None if the NodeManager does not report it.
-        count: number of GPUs.
+        count: number of GPUs or MIG devices.
+        parents: number of GPUs of which these are MIG devices; 0 for whole GPUs.
     """
 
     __module__ = "hopsgpu.types"
@@ -26,14 +27,37 @@ class GpuType:
     name: str
     memory_mib: int | None
     count: int
+    parents: int = 0
+
+    def __str__(self) -> str:
+        of = f" of {count_of(self.parents, 'GPU')}" if self.parents else ""
+        return f"{self.count} × {self.name or '-'}{of}"
 
 
-def types_of(gpus: Iterable[tuple[str, int | None, int]]) -> tuple[GpuType, ...]:
-    """Return types from (name, MiB, number of GPUs), in the order of first occurrence."""
-    counts: Counter[tuple[str, int | None]] = Counter()
-    for name, memory_mib, count in gpus:
-        counts[name, memory_mib] += count
-    return tuple(GpuType(name, memory_mib, count) for (name, memory_mib), count in counts.items())
+def types_of(gpus: Iterable[tuple[str, int | None, Hashable]]) -> tuple[GpuType, ...]:
+    """Return the types of a node's GPUs, in the order of first occurrence.
+
+    Args:
+        gpus: name, MiB, and for a MIG device what identifies its GPU, else None.
+    """
+    parents: dict[tuple[str, int | None], list[Hashable]] = {}
+    for name, memory_mib, parent in gpus:
+        parents.setdefault((name, memory_mib), []).append(parent)
+    return tuple(
+        GpuType(*kind, count=len(listed), parents=len({*listed} - {None}))
+        for kind, listed in parents.items()
+    )
+
+
+def sum_types(types: Iterable[GpuType]) -> tuple[GpuType, ...]:
+    """Return the types of several nodes, each once, in the order of first occurrence."""
+    sums: dict[tuple[str, int | None], GpuType] = {}
+    for kind in types:
+        before = sums.get((kind.name, kind.memory_mib), replace(kind, count=0, parents=0))
+        sums[kind.name, kind.memory_mib] = replace(
+            kind, count=before.count + kind.count, parents=before.parents + kind.parents
+        )
+    return tuple(sums.values())
 
 
 @dataclass(frozen=True)
@@ -150,6 +174,7 @@ class ClusterGpus:
             report it.
         executor: what an executor of `obtainable` asks of YARN, in words; "" without YARN.
         problems: facts that could not be determined, one line each.
+        resource: name of the YARN resource that counts GPUs; "" without YARN.
     """
 
     __module__ = "hopsgpu.types"
@@ -164,6 +189,7 @@ class ClusterGpus:
     acls: bool | None
     executor: str
     problems: tuple[str, ...]
+    resource: str = ""
 
     @property
     def total(self) -> int:
@@ -192,9 +218,7 @@ class ClusterGpus:
     @property
     def types(self) -> tuple[GpuType, ...]:
         """Return the products of all nodes."""
-        return types_of(
-            (kind.name, kind.memory_mib, kind.count) for node in self.nodes for kind in node.types
-        )
+        return sum_types(kind for node in self.nodes for kind in node.types)
 
     @property
     def obtainable(self) -> int | None:
@@ -205,7 +229,7 @@ class ClusterGpus:
     def __repr__(self) -> str:
         obtainable = self.obtainable
         could = "" if obtainable is None else f", {self.user} could get {obtainable} now"
-        kinds = ", ".join(f"{kind.count} × {kind.name}" for kind in self.types)
+        kinds = ", ".join(map(str, self.types))
         nodes = count_of(len(self.nodes), "node") + (f" ({kinds})" if kinds else "")
         return (
             f"ClusterGpus({self.free} of {count_of(self.total, 'GPU')} free, {self.used} used,"
@@ -234,4 +258,4 @@ class ClusterGpus:
 
 
 def _gpu_types_text(node: GpuNode) -> str:
-    return ", ".join(f"{kind.count} × {kind.name}" for kind in node.types)
+    return ", ".join(map(str, node.types))

@@ -3,7 +3,8 @@
 Sources: the Hadoop documentation, "NodeManager REST API's"; for the GPUs' fields, Hadoop's
 NMGpuResourceInfo, GpuDeviceInformation and PerGpuDeviceInformation. The names of their fields are
 written in two ways: as in the XML of nvidia-smi ("product_name"), or as the classes' fields
-("productName").
+("productName"). Only YARN's own GPU plugin describes its GPUs. A plugin of the device framework
+lists numbers of devices (NMDeviceResourceInfo), and a resource without a plugin has no answer.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.gpu.node.nvidia_smi import read_mib, read_number
 from hopsgpu.yarn.answer_lists import FieldTrail
+from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE
 from hopsgpu.yarn.rest_client import NODE_MANAGER, get_json, get_text, scheme_of
 from hopsgpu.yarn.snapshot import Node
 
@@ -34,7 +36,7 @@ _MAX_THREADS = 64
 # that does not answer delays each overview.
 _REMEMBERED_SECONDS = 300.0
 _RETRY_SECONDS = 30.0
-_PATH = "/ws/v1/node/resources/yarn.io%2Fgpu"
+_PATH = "/ws/v1/node/resources/"
 _HOSTS = "hopsgpu.hosts"
 _Answer = Mapping[str, Any]
 
@@ -43,16 +45,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeGpu:
-    """A GPU that YARN has on a node; what is not reported is "", or None."""
+    """A GPU that YARN has on a node, or a MIG device that it counts as a GPU.
+
+    What is not reported is "", or None.
+
+    Attributes:
+        minor: minor number of the device file; a MIG device has that of its GPU.
+    """
 
     name: str
     memory_mib: int | None
     uuid: str
+    minor: int | None = None
 
 
 @dataclass(frozen=True)
 class Devices:
-    """The GPUs that YARN assigns on a node, and NVIDIA's driver; "" if it is not reported."""
+    """The GPUs that YARN assigns on a node, and NVIDIA's driver; "" if it is not reported.
+
+    Without GPUs, YARN counts them on the node but does not know what they are.
+    """
 
     gpus: tuple[NodeGpu, ...]
     driver: str
@@ -73,6 +85,7 @@ class NodeManagers:
         setting: returns a property of Hadoop's configuration, or None. `yarn.http.policy` says
             whether NodeManagers use HTTPS. `hopsgpu.hosts` names a file in the form of /etc/hosts,
             for nodes whose names only YARN's JVMs know, as on the development cluster.
+        gpu_resource: name of the resource that counts GPUs.
 
     Raises:
         ConfigError: the hosts file cannot be read.
@@ -82,7 +95,9 @@ class NodeManagers:
         self,
         setting: Callable[[str], str | None],
         clock: Callable[[], float] = time.monotonic,
+        gpu_resource: str = DEFAULT_GPU_RESOURCE,
     ) -> None:
+        self._gpu_resource = gpu_resource
         self._scheme = scheme_of(setting)
         self._addresses = _addresses(setting(_HOSTS))
         self._clock = clock
@@ -168,13 +183,14 @@ class NodeManagers:
 
     def _ask(self, node: Node) -> Devices | str:
         trail = FieldTrail()
+        url = f"{self.base(node.web)}{_PATH}{quote(self._gpu_resource, safe='')}"
         try:
-            devices = devices_of(get_json(self.base(node.web) + _PATH, _SECONDS, trail))
+            devices = devices_of(get_json(url, _SECONDS, trail))
         except HopsGpuError as error:
             return f"the NodeManager does not describe its GPUs: {error}"
         except (AttributeError, TypeError, ValueError) as error:
             return NODE_MANAGER.misread(error, trail, _SECONDS, should_name_address=False)
-        if not devices.gpus:
+        if not devices.gpus and self._gpu_resource == DEFAULT_GPU_RESOURCE:
             return (
                 "the NodeManager describes no GPU (does nvidia-smi fail there, or does"
                 " yarn.nodemanager.resource-plugins.gpu.allowed-gpu-devices list the GPUs?)"
@@ -193,6 +209,7 @@ def devices_of(answer: object) -> Devices:
             name=_text(_field(gpu, "product_name", "productName")),
             memory_mib=_memory(gpu),
             uuid=_text(gpu.get("uuid")),
+            minor=_minor(gpu),
         )
         for gpu in listed
         # nvidia-smi also lists GPUs that the administrator has excluded from YARN.

@@ -19,7 +19,7 @@ from hopsgpu.storage.kerberos import has_keytab
 from hopsgpu.yarn.answer_lists import FieldTrail
 from hopsgpu.yarn.application_state import ENDED, ApplicationState, application_state_of
 from hopsgpu.yarn.queues import chain_of, preemptable_amount
-from hopsgpu.yarn.resources import NOTHING, Amount, amount_of, total
+from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE, NOTHING, Amount, amount_of, total
 from hopsgpu.yarn.rest_answers import (
     FAIR_PREEMPTION,
     INCREMENTS,
@@ -148,10 +148,17 @@ class ResourceManager:
 
     Args:
         seconds: limits to connect to an address, and to be answered.
+        gpu_resource: name of the resource that counts GPUs.
     """
 
-    def __init__(self, addresses: tuple[str, ...], seconds: tuple[float, float] = _SECONDS) -> None:
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        seconds: tuple[float, float] = _SECONDS,
+        gpu_resource: str = DEFAULT_GPU_RESOURCE,
+    ) -> None:
         self.addresses = addresses
+        self.gpu_resource = gpu_resource
         self._seconds = seconds
         self._rounding_cache: Rounding | None = None
         self._is_fair_preempting: bool | None = None
@@ -198,7 +205,7 @@ class ResourceManager:
 
     @_check_form
     def nodes(self) -> tuple[Node, ...]:
-        return nodes_of(self.ask("/ws/v1/cluster/nodes"))
+        return nodes_of(self.ask("/ws/v1/cluster/nodes"), self.gpu_resource)
 
     @_check_form
     def snapshot(self, application_id: str, user: str, partition: str | None = None) -> Snapshot:
@@ -232,24 +239,26 @@ class ResourceManager:
             lambda: self._shared_partitions(nodes, label),
             frozenset(),
         )
-        queues = queues_of(scheduler, label, nodes)
+        queues = queues_of(scheduler, label, nodes, self.gpu_resource)
         chain = chain_of(queues, app["queue"])
         containers: Mapping[str, Containers] = self._optional(
             problems,
             "the containers of applications that do not report their GPUs",
-            lambda: self._containers_of(unreported_apps(apps, application_id, _MAX_ASKED)),
+            lambda: self._containers_of(
+                unreported_apps(apps, application_id, _MAX_ASKED, self.gpu_resource)
+            ),
             {},
         )
         applications: tuple[App, ...] = self._optional(
             problems,
             "what other applications have",
-            lambda: apps_of(apps, shared | {label}, containers),
+            lambda: apps_of(apps, shared | {label}, containers, self.gpu_resource),
             (),
         )
         master = self._optional(
             problems,
             "the size of its application master",
-            lambda: master_of(app, containers.get(application_id, ())),
+            lambda: master_of(app, containers.get(application_id, ()), self.gpu_resource),
             None,
         )
         return replace(
@@ -279,7 +288,15 @@ class ResourceManager:
         share = self._optional(
             problems,
             f"the limit of user {user} in queue {chain[0].path}",
-            lambda: user_of(scheduler, chain[0], user, label, partition_total, rounding.smallest),
+            lambda: user_of(
+                scheduler,
+                chain[0],
+                user,
+                label,
+                partition_total,
+                rounding.smallest,
+                self.gpu_resource,
+            ),
             User(user),
         )
         return Snapshot(
@@ -307,7 +324,9 @@ class ResourceManager:
         shared = self._shared_partitions(nodes, "")
         if shared & labels:
             labels.add("")
-        queues = {label: queues_of(scheduler, label, nodes) for label in sorted(labels)}
+        queues = {
+            label: queues_of(scheduler, label, nodes, self.gpu_resource) for label in sorted(labels)
+        }
         problems: list[str] = []
 
         def user_snapshot(queue: Queue, label: str) -> Snapshot:
@@ -318,7 +337,9 @@ class ResourceManager:
             )
 
         everywhere = frozenset(node.partition for node in nodes) | {""}
-        containers = self._containers_of(gpu_apps(apps, everywhere, _MAX_DETAILED))
+        containers = self._containers_of(
+            gpu_apps(apps, everywhere, _MAX_DETAILED, self.gpu_resource)
+        )
         return Overview(
             nodes=nodes,
             queues=queues,
@@ -326,7 +347,7 @@ class ResourceManager:
                 label: tuple(user_snapshot(queue, label) for queue in listed if queue.is_leaf)
                 for label, listed in queues.items()
             },
-            applications=apps_of(apps, everywhere, containers),
+            applications=apps_of(apps, everywhere, containers, self.gpu_resource),
             containers=containers,
             acls=self._acls(),
             problems=tuple(dict.fromkeys(problems)),
@@ -345,7 +366,7 @@ class ResourceManager:
     @_check_form
     def queues(self) -> tuple[Queue, ...]:
         """Return all queues, each parent before its children, for nodes without a label."""
-        return queues_of(self.ask(_SCHEDULER), "", self.nodes())
+        return queues_of(self.ask(_SCHEDULER), "", self.nodes(), self.gpu_resource)
 
     def _containers_of(self, attempts: Mapping[str, str]) -> dict[str, Containers]:
         """Return the containers of applications, by ID, as far as YARN shows them."""
@@ -355,7 +376,7 @@ class ResourceManager:
             path = f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers"
             try:
                 with self.check_form():
-                    containers[application_id] = containers_of(self.ask(path))
+                    containers[application_id] = containers_of(self.ask(path), self.gpu_resource)
             except HopsGpuError as error:
                 log.info("the containers of %s are unknown: %s", application_id, error)
 
@@ -424,7 +445,7 @@ class ResourceManager:
         used = metrics.get("totalUsedResourcesAcrossPartition")
         if not used:
             return 0
-        scheduled = amount_of(used)
+        scheduled = amount_of(used, self.gpu_resource)
         return max(self.gpus()[0] - scheduled.gpus, 0)
 
     @_check_form
@@ -457,7 +478,7 @@ class ResourceManager:
 
     @_check_form
     def application_state(self, application_id: str) -> ApplicationState:
-        return application_state_of(self._app(application_id))
+        return self._state_of(self._app(application_id))
 
     @_check_form
     def ended_since(self, time: float) -> tuple[ApplicationState, ...]:
@@ -467,14 +488,14 @@ class ResourceManager:
             f"/ws/v1/cluster/apps?states={ended}&finishedTimeBegin={max(int(time * 1000), 0)}"
             "&deSelects=resourceRequests,timeouts"
         )
-        return tuple(map(application_state_of, (listed.get("apps") or {}).get("app") or []))
+        return tuple(map(self._state_of, (listed.get("apps") or {}).get("app") or []))
 
     @_check_form
     def find_by_tag(self, tag: str) -> ApplicationState | None:
         """Return the application with a tag (`spark.yarn.tags`), or None."""
         listed = self.ask(f"/ws/v1/cluster/apps?applicationTags={quote(tag)}")
         apps = (listed.get("apps") or {}).get("app") or [None]
-        return None if apps[0] is None else application_state_of(apps[0])
+        return None if apps[0] is None else self._state_of(apps[0])
 
     def kill(self, application_id: str, user: str) -> None:
         """Make YARN end an application.
@@ -543,6 +564,9 @@ class ResourceManager:
             + ("; ".join(problems) or "no web address in the Hadoop configuration")
             + "). Is YARN up, and is HADOOP_CONF_DIR that of the cluster?"
         )
+
+    def _state_of(self, app: Mapping[str, Any]) -> ApplicationState:
+        return application_state_of(app, self.gpu_resource)
 
     def _app(self, application_id: str) -> Any:
         return self.ask(f"/ws/v1/cluster/apps/{application_id}")["app"]

@@ -10,7 +10,9 @@ from typing import Any
 
 from hopsgpu.units import count_of
 
-GPU, CORES, MEMORY = "yarn.io/gpu", "vcores", "memory-mb"
+# The resource of YARN's own GPU plugin.
+DEFAULT_GPU_RESOURCE = "yarn.io/gpu"
+CORES, MEMORY = "vcores", "memory-mb"
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,25 @@ def total(amounts: Iterable[Amount]) -> Amount:
     return sum(amounts, NOTHING)
 
 
-def amount_of(resource: Mapping[str, Any] | None) -> Amount:
-    """Return the Amount in REST's `resourceInformations`; an absent resource counts as 0."""
-    values = _values(resource)
-    return Amount(values.get(GPU, 0), values.get(CORES, 0), values.get(MEMORY, 0))
+def amount_of(resource: Mapping[str, Any] | None, gpu_resource: str) -> Amount:
+    """Return the Amount in REST's `resourceInformations`; an absent resource counts as 0.
+
+    Args:
+        gpu_resource: name of the resource that counts GPUs.
+    """
+    return amount_in(_values(resource), gpu_resource)
 
 
-def other_resources(resource: Mapping[str, Any] | None) -> frozenset[str]:
+def amount_in(values: Mapping[str, int], gpu_resource: str) -> Amount:
+    """Return the Amount in numbers by the names of their resources."""
+    return Amount(values.get(gpu_resource, 0), values.get(CORES, 0), values.get(MEMORY, 0))
+
+
+def other_resources(resource: Mapping[str, Any] | None, gpu_resource: str) -> frozenset[str]:
     """Return the names of other resources with a positive amount."""
     values = _values(resource)
-    return frozenset(name for name in values.keys() - {GPU, CORES, MEMORY} if values[name] > 0)
+    counted = {gpu_resource, CORES, MEMORY}
+    return frozenset(name for name in values.keys() - counted if values[name] > 0)
 
 
 def _values(resource: Mapping[str, Any] | None) -> dict[str, int]:

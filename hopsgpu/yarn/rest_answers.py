@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hopsgpu.yarn.resources import (
-    GPU,
     NOTHING,
     Amount,
+    amount_in,
     amount_of,
     exceeds_share,
     multiply_rounding_down,
@@ -26,18 +26,18 @@ Answer = Mapping[str, Any]
 _MASTER = re.compile(r"/container_(?:e\d+_)?(\d+_\d+)_(\d+)_\d+/")
 
 
-def nodes_of(answer: Answer) -> tuple[Node, ...]:
+def nodes_of(answer: Answer, gpu_resource: str) -> tuple[Node, ...]:
     return tuple(
         Node(
             id=node["id"],
             host=node["nodeHostName"],
             state=node["state"],
-            total=amount_of(node.get("totalResource")),
-            used=amount_of(node.get("usedResource")),
+            total=amount_of(node.get("totalResource"), gpu_resource),
+            used=amount_of(node.get("usedResource"), gpu_resource),
             partition=next(iter(node.get("nodeLabels") or ()), ""),
             web=node.get("nodeHTTPAddress") or "",
             health=" ".join((node.get("healthReport") or "").split()),
-            other_resources=other_resources(node.get("totalResource")),
+            other_resources=other_resources(node.get("totalResource"), gpu_resource),
         )
         for node in (answer.get("nodes") or {}).get("node", [])
     )
@@ -52,7 +52,9 @@ def shared_partitions(answer: Answer) -> frozenset[str]:
     )
 
 
-def queues_of(answer: Answer, partition: str, nodes: Sequence[Node]) -> tuple[Queue, ...]:
+def queues_of(
+    answer: Answer, partition: str, nodes: Sequence[Node], gpu_resource: str
+) -> tuple[Queue, ...]:
     """Return all queues in a partition; each parent before its children."""
     scheduler = answer["scheduler"]["schedulerInfo"]
     running = [node.total for node in nodes if node.state == "RUNNING"]
@@ -60,9 +62,9 @@ def queues_of(answer: Answer, partition: str, nodes: Sequence[Node]) -> tuple[Qu
     for size in running:
         biggest = biggest.max_with(size)
     if scheduler["type"] == "fairScheduler":
-        return tuple(_fair_queues(scheduler["rootQueue"], biggest))
+        return tuple(_fair_queues(scheduler["rootQueue"], biggest, gpu_resource))
     if scheduler["type"] == "capacityScheduler":
-        return tuple(_capacity_queues(scheduler, "", partition, biggest))
+        return tuple(_capacity_queues(scheduler, "", partition, biggest, gpu_resource))
     used = total(node.used for node in nodes if node.state == "RUNNING")
     return (Queue("default", "RUNNING", True, total(running), NOTHING, used, biggest),)
 
@@ -71,10 +73,13 @@ def _children(queue: Answer, name: str) -> list[Answer]:
     return list((queue.get(name) or {}).get("queue", []))
 
 
-def _capacity_queues(queue: Answer, above: str, partition: str, biggest: Amount) -> Iterator[Queue]:
+def _capacity_queues(
+    queue: Answer, above: str, partition: str, biggest: Amount, gpu_resource: str
+) -> Iterator[Queue]:
     path = f"{above}.{queue['queueName']}" if above else queue["queueName"]
     below = [
-        list(_capacity_queues(q, path, partition, biggest)) for q in _children(queue, "queues")
+        list(_capacity_queues(q, path, partition, biggest, gpu_resource))
+        for q in _children(queue, "queues")
     ]
     capacities = _in_partition(queue.get("capacities"), "queueCapacitiesByPartition", partition)
     # The answer has no usage of the root itself.
@@ -84,12 +89,16 @@ def _capacity_queues(queue: Answer, above: str, partition: str, biggest: Amount)
         path=path,
         state=queue.get("state") or "RUNNING",
         is_leaf=_is_leaf(queue),
-        maximum=amount_of(capacities.get("effectiveMaxResource")),
-        guaranteed=amount_of(capacities.get("effectiveMinResource")),
-        used=_usage_of(queue.get("resources"), partition) if above else root_used,
-        largest=amount_of(queue.get("maximumAllocation")).min_with(biggest),
+        maximum=amount_of(capacities.get("effectiveMaxResource"), gpu_resource),
+        guaranteed=amount_of(capacities.get("effectiveMinResource"), gpu_resource),
+        used=_usage_of(queue.get("resources"), partition, gpu_resource) if above else root_used,
+        largest=amount_of(queue.get("maximumAllocation"), gpu_resource).min_with(biggest),
         can_create_children=queue.get("autoCreationEligibility", "off") != "off",
-        pending=_pending(queue.get("resources"), partition) if above else _sum_known(pending),
+        pending=(
+            _pending(queue.get("resources"), partition, gpu_resource)
+            if above
+            else _sum_known(pending)
+        ),
         # False only if `yarn.resourcemanager.scheduler.monitor.enable` is on.
         is_preemptable=not queue.get("preemptionDisabled", True),
     )
@@ -97,27 +106,29 @@ def _capacity_queues(queue: Answer, above: str, partition: str, biggest: Amount)
         yield from queues
 
 
-def _fair_queues(queue: Answer, biggest: Amount) -> Iterator[Queue]:
+def _fair_queues(queue: Answer, biggest: Amount, gpu_resource: str) -> Iterator[Queue]:
     below = _children(queue, "childQueues")
     is_leaf = _is_leaf(queue)
-    used, wanted = amount_of(queue.get("usedResources")), queue.get("demandResources")
+    used, wanted = amount_of(queue.get("usedResources"), gpu_resource), queue.get("demandResources")
     yield Queue(
         path=queue["queueName"],
         state="RUNNING",
         is_leaf=is_leaf,
-        maximum=amount_of(queue.get("maxResources")),
-        guaranteed=amount_of(queue.get("minResources")),
+        maximum=amount_of(queue.get("maxResources"), gpu_resource),
+        guaranteed=amount_of(queue.get("minResources"), gpu_resource),
         used=used,
-        largest=amount_of(queue.get("maxContainerAllocation")).min_with(biggest),
+        largest=amount_of(queue.get("maxContainerAllocation"), gpu_resource).min_with(biggest),
         can_create_children=not is_leaf,
         # The demand is the sum of the used and the requested resources.
-        pending=None if wanted is None else (amount_of(wanted) - used).max_with(NOTHING),
-        fair_share=amount_of(queue.get("fairResources")),
+        pending=(
+            None if wanted is None else (amount_of(wanted, gpu_resource) - used).max_with(NOTHING)
+        ),
+        fair_share=amount_of(queue.get("fairResources"), gpu_resource),
         # Also true if the FairScheduler does not preempt at all: see FAIR_PREEMPTION.
         is_preemptable=bool(queue.get("preemptable")),
     )
     for child in below:
-        yield from _fair_queues(child, biggest)
+        yield from _fair_queues(child, biggest, gpu_resource)
 
 
 def _is_leaf(queue: Answer) -> bool:
@@ -129,8 +140,9 @@ def _in_partition(answer: Answer | None, name: str, partition: str) -> Answer:
     return next((entry for entry in listed if entry.get("partitionName", "") == partition), {})
 
 
-def _usage_of(resources: Answer | None, partition: str) -> Amount:
-    return amount_of(_in_partition(resources, "resourceUsagesByPartition", partition).get("used"))
+def _usage_of(resources: Answer | None, partition: str, gpu_resource: str) -> Amount:
+    usage = _in_partition(resources, "resourceUsagesByPartition", partition)
+    return amount_of(usage.get("used"), gpu_resource)
 
 
 def _sum_known(amounts: Sequence[Amount | None]) -> Amount | None:
@@ -138,9 +150,9 @@ def _sum_known(amounts: Sequence[Amount | None]) -> Amount | None:
     return total(reported) if reported else None
 
 
-def _pending(resources: Answer | None, partition: str) -> Amount | None:
+def _pending(resources: Answer | None, partition: str, gpu_resource: str) -> Amount | None:
     usage = _in_partition(resources, "resourceUsagesByPartition", partition)
-    return amount_of(usage["pending"]) if "pending" in usage else None
+    return amount_of(usage["pending"], gpu_resource) if "pending" in usage else None
 
 
 def user_of(
@@ -150,6 +162,7 @@ def user_of(
     partition: str,
     partition_total: Amount,
     smallest: Amount,
+    gpu_resource: str,
 ) -> User:
     """Return a user's share of a leaf queue, from the scheduler's answer."""
     leaf = _leaf(answer["scheduler"]["schedulerInfo"], "", queue.path)
@@ -164,7 +177,7 @@ def user_of(
         limit = multiply_rounding_down(base, factor).round_up(smallest)
         weight = float(entry.get("userWeight", 1))
         limit = limit if weight == 1 else multiply_rounding_down(limit, weight)
-    return User(name, _usage_of(entry.get("resources"), partition), limit)
+    return User(name, _usage_of(entry.get("resources"), partition, gpu_resource), limit)
 
 
 def _leaf(queue: Answer, above: str, path: str) -> Answer:
@@ -180,7 +193,10 @@ Containers = Sequence[Container]
 
 
 def apps_of(
-    answer: Answer, partitions: frozenset[str], containers: Mapping[str, Containers]
+    answer: Answer,
+    partitions: frozenset[str],
+    containers: Mapping[str, Containers],
+    gpu_resource: str,
 ) -> tuple[App, ...]:
     """Return the running applications, from `/apps`.
 
@@ -195,7 +211,7 @@ def apps_of(
             name=app.get("name") or "",
             user=app.get("user") or "",
             queue=app.get("queue") or "",
-            used=_app_used(app, partitions, containers.get(app["id"])),
+            used=_app_used(app, partitions, containers.get(app["id"]), gpu_resource),
             started=(app.get("startedTime") or 0) / 1000,
             containers=max(int(app.get("runningContainers") or 0), 0),
         )
@@ -203,20 +219,22 @@ def apps_of(
     )
 
 
-def _app_used(app: Answer, partitions: frozenset[str], containers: Containers | None) -> Amount:
+def _app_used(
+    app: Answer, partitions: frozenset[str], containers: Containers | None, gpu_resource: str
+) -> Amount:
     if containers is not None:
         return total(container.size for container in containers)
     if "resourceInfo" not in app:
         reported = (app.get("allocatedVCores") or 0, app.get("allocatedMB") or 0)
         return Amount(0, *(max(value, 0) for value in reported))
     return total(
-        amount_of(usage.get("used"))
+        amount_of(usage.get("used"), gpu_resource)
         for usage in app["resourceInfo"].get("resourceUsagesByPartition") or []
         if usage.get("partitionName", "") in partitions
     )
 
 
-def unreported_apps(answer: Answer, own_id: str, most: int) -> dict[str, str]:
+def unreported_apps(answer: Answer, own_id: str, most: int, gpu_resource: str) -> dict[str, str]:
     """Return applications that may have GPUs but do not report them: ids with their attempts' ids.
 
     Args:
@@ -226,7 +244,7 @@ def unreported_apps(answer: Answer, own_id: str, most: int) -> dict[str, str]:
     candidates = {}
     for app in (answer.get("apps") or {}).get("app", []):
         spent = (app.get("resourceSecondsMap") or {}).get("entry") or []
-        seconds = sum(int(entry["value"]) for entry in spent if entry["key"] == GPU)
+        seconds = sum(int(entry["value"]) for entry in spent if entry["key"] == gpu_resource)
         attempt = _attempt_of(app)
         if "resourceInfo" not in app and attempt and (seconds or app["id"] == own_id):
             candidates[app["id"]] = (app["id"] != own_id, -seconds, attempt)
@@ -234,7 +252,9 @@ def unreported_apps(answer: Answer, own_id: str, most: int) -> dict[str, str]:
     return {name: candidates[name][2] for name in chosen}
 
 
-def gpu_apps(answer: Answer, partitions: frozenset[str], most: int) -> dict[str, str]:
+def gpu_apps(
+    answer: Answer, partitions: frozenset[str], most: int, gpu_resource: str
+) -> dict[str, str]:
     """Return applications that have GPUs, or may have some unreported: ids with attempts' ids.
 
     Args:
@@ -242,12 +262,13 @@ def gpu_apps(answer: Answer, partitions: frozenset[str], most: int) -> dict[str,
         most: largest number to return: first applications with the most GPUs, then those that do
             not report their GPUs.
     """
-    having = [app for app in apps_of(answer, partitions, {}) if app.used.gpus]
+    having = [app for app in apps_of(answer, partitions, {}, gpu_resource) if app.used.gpus]
     having.sort(key=lambda app: app.used.gpus, reverse=True)
     listed = (answer.get("apps") or {}).get("app", [])
     attempts = {app["id"]: attempt for app in listed if (attempt := _attempt_of(app))}
     chosen = {app.id: attempts[app.id] for app in having if app.id in attempts}
-    return dict(list((chosen | unreported_apps(answer, "", most)).items())[:most])
+    unreported = unreported_apps(answer, "", most, gpu_resource)
+    return dict(list((chosen | unreported).items())[:most])
 
 
 def _attempt_of(app: Answer) -> str | None:
@@ -255,23 +276,22 @@ def _attempt_of(app: Answer) -> str | None:
     return f"appattempt_{match[1]}_{int(match[2]):06d}" if match else None
 
 
-def containers_of(answer: Answer | None) -> Containers:
+def containers_of(answer: Answer | None, gpu_resource: str) -> Containers:
     return tuple(
         Container(
             # Old ResourceManagers report only `assignedNodeId` (Hadoop's ContainerInfo).
             node=container.get("nodeId") or container.get("assignedNodeId") or "",
             id=container["containerId"],
-            size=_allocated_size(container),
+            size=_allocated_size(container, gpu_resource),
             granted=int(container.get("startedTime") or 0) / 1000,
         )
         for container in (answer or {}).get("container", [])
     )
 
 
-def _allocated_size(container: Answer) -> Amount:
+def _allocated_size(container: Answer, gpu_resource: str) -> Amount:
     listed = (container.get("allocatedResources") or {}).get("entry") or []
-    values = {entry["key"]: int(entry["value"]) for entry in listed}
-    return Amount(values.get(GPU, 0), values.get("vcores", 0), values.get("memory-mb", 0))
+    return amount_in({entry["key"]: int(entry["value"]) for entry in listed}, gpu_resource)
 
 
 def app_answer(answer: Answer, application_id: str) -> Answer | None:
@@ -279,14 +299,14 @@ def app_answer(answer: Answer, application_id: str) -> Answer | None:
     return next((app for app in listed if app["id"] == application_id), None)
 
 
-def master_of(app: Answer, containers: Containers) -> Master | None:
+def master_of(app: Answer, containers: Containers, gpu_resource: str) -> Master | None:
     """Return the application master's container, from an application's part of `/apps`.
 
     Args:
         containers: its containers, if it does not report the resources of its master.
     """
     usages = (app.get("resourceInfo") or {}).get("resourceUsagesByPartition") or []
-    size = total(amount_of(usage.get("amUsed")) for usage in usages)
+    size = total(amount_of(usage.get("amUsed"), gpu_resource) for usage in usages)
     logs = app.get("amContainerLogs") or ""
     size += total(c.size for c in containers if f"/{c.id}/" in logs)
     node = app.get("masterNodeId")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from hopsgpu.core.gpu_types import has_type
+from hopsgpu.core.gpu_names import has_type
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError
 from hopsgpu.gpu.node.devices import DriverError, GpuDevice, NoDriverError, list_devices

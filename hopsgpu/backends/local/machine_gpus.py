@@ -42,7 +42,9 @@ def machine_gpus(
         host=host,
         state="RUNNING",
         label="",
-        types=types_of((gpu.name or "GPU", gpu.memory_mib or None, 1) for gpu in gpus),
+        types=types_of(
+            (gpu.name or "GPU", gpu.memory_mib or None, gpu.parent or None) for gpu in gpus
+        ),
         driver=next((gpu.driver for gpu in gpus if gpu.driver), ""),
         total=len(gpus),
         used=len(used),

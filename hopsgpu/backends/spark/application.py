@@ -89,7 +89,7 @@ class Application(GangApplication):
 
     @functools.cached_property
     def node_managers(self) -> NodeManagers:
-        return NodeManagers(self.jvm.hadoop)
+        return NodeManagers(self.jvm.hadoop, gpu_resource=self.manager.gpu_resource)
 
     @functools.cached_property
     def image_warnings(self) -> tuple[str, ...]:

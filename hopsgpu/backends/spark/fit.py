@@ -11,7 +11,8 @@ from hopsgpu.backends.spark.settings import check_gang, is_cluster_mode
 from hopsgpu.backends.spark.spark_versions import slot_check_warning
 from hopsgpu.backends.spark.token_renewal import expiry_warnings
 from hopsgpu.core.gang import Exclusions
-from hopsgpu.core.gpu_types import has_type, marker_of, nodes_with
+from hopsgpu.core.gpu_names import may_have_type
+from hopsgpu.core.gpu_types import hosts_of_whole_gpus, marker_of, nodes_with
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan, shape_of
 from hopsgpu.errors import CapacityError, ConfigError
 from hopsgpu.storage.identity import ensure_credentials
@@ -23,14 +24,15 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
     """Return the plan of a gang's containers, which YARN can grant; see `GangApplication.fit`.
 
     Raises:
-        ConfigError: the application may not have so many executors, no node has GPUs of the
-            requested type, or no node starts containers in the application's image.
+        ConfigError: the application may not have so many executors; no node has GPUs of the
+            requested type, or only MIG devices although a rank requests several GPUs; or no node
+            starts containers in the application's image.
         CapacityError: YARN can never grant them; nothing was requested.
     """
     check_credentials(application, spec.acquire_timeout)
     everywhere = application.snapshot(0.0)
     marker = _marker(spec.gpu_type, application)
-    hosts = _hosts(spec.gpu_type, marker, everywhere, application)
+    hosts = _hosts(spec, marker, everywhere, application)
     snapshot = everywhere.limited_to(hosts)
     ranks, shape = containers_of(spec, snapshot)
     shape = replace(shape, marker=marker)
@@ -77,10 +79,11 @@ def _marker(gpu_type: str | None, application: Application) -> str | None:
 
 
 def _hosts(
-    gpu_type: str | None, marker: str | None, snapshot: Snapshot, application: Application
+    spec: GangSpec, marker: str | None, snapshot: Snapshot, application: Application
 ) -> frozenset[str] | None:
-    """Return the nodes that have GPUs of a type; None if any node is usable."""
-    if gpu_type is None:
+    """Return the nodes whose GPUs suit the gang; None if any node is usable."""
+    gpu_type, gpus_per_rank = spec.gpu_type, spec.gpus.per_worker
+    if gpu_type is None and gpus_per_rank <= 1:
         return None
     nodes = {node.id: node for node in snapshot.running if node.total.gpus}
     if marker is not None:
@@ -97,10 +100,13 @@ def _hosts(
         for node, devices in answers.devices.items()
     }
     silent = [nodes[node].host for node in answers.problems]
-    if marker is not None and silent:
-        # Silent nodes count because of their marker, and each executor is checked at its arrival.
-        return frozenset(silent).union(
-            host for host, names in models.items() if any(has_type(n, gpu_type) for n in names)
+    if gpu_type is None:
+        return hosts_of_whole_gpus(models, silent, gpus_per_rank)
+    # Only YARN's own plugin describes GPUs. Each executor is checked at its arrival, too.
+    undescribed = [host for host, names in models.items() if not names]
+    if undescribed or (marker is not None and silent):
+        return frozenset([*silent, *undescribed]).union(
+            host for host, names in models.items() if any(may_have_type(n, gpu_type) for n in names)
         )
     return nodes_with(gpu_type, models, silent)
 

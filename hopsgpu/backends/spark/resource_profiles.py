@@ -30,7 +30,7 @@ def build_profile(shape: ExecutorShape) -> ResourceProfile:
     )
     task = TaskResourceRequests().cpus(shape.cores)
     if shape.gpus:
-        executor.resource("gpu", shape.gpus, discoveryScript=script_for(shape.gpus))
+        executor.resource("gpu", shape.gpus, discoveryScript=script_for(shape.gpus, shape.gpu_type))
         task.resource("gpu", shape.gpus)
     if shape.marker is not None:
         # Spark requires an address of the marker, as of a GPU.

@@ -57,6 +57,7 @@ from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 from hopsgpu.storage.identity import ensure_credentials
 from hopsgpu.storage.spark_defaults import spark_defaults
 from hopsgpu.tracebacks import VARIABLE as LOG
+from hopsgpu.yarn.gpu_resource import SPARK_SETTING, choose_gpu_resource
 from hopsgpu.yarn.queues import check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
@@ -116,8 +117,8 @@ def session(
             image, or in `spark.hopsgpu.image` of spark-defaults.conf.
 
     Raises:
-        ConfigError: a setting prevents gangs (the message says how to fix it), or the call is in a
-            rank; nothing was started.
+        ConfigError: a setting prevents gangs, or two settings name different resources of GPUs (the
+            message says how to fix it); or the call is in a rank. Nothing was started.
         CapacityError: the queue (`spark.yarn.queue`) accepts no applications; nothing was
             submitted.
         HopsGpuError: the ResourceManager does not answer.
@@ -128,6 +129,8 @@ def session(
             ' `if __name__ == "__main__":` in modules that ranks import, and pass rows with data='
         )
     requested = _check_conf(name, master, conf, image)
+    # Without a JVM, as early as possible; `_start_on_yarn` also knows spark-submit's arguments.
+    choose_gpu_resource({**spark_defaults(os.environ), **requested}, os.environ)
     show_on_stderr(level_of(requested.get("spark.hopsgpu.log") or os.environ.get(LOG)))
     master = default_master(requested, os.environ)
     if is_local(master) and IMAGE in requested:
@@ -295,6 +298,7 @@ def _start_on_yarn(name: str, requested: Mapping[str, str]) -> SparkSession:
         # Spark's Python daemon needs the package before a task brings files that Spark serves.
         package = pack_package(Path(directory) / PACKAGE)
         settings[PY_FILES] = with_entry(shipped.get(PY_FILES), package.as_uri())
+        settings[SPARK_SETTING] = choose_gpu_resource(shipped, os.environ)
         settings |= shipped_bundle(shipped, os.environ)
         check_session(environment | settings)
         _check_queue((environment | settings).get("spark.yarn.queue", "default"))

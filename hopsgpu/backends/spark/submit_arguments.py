@@ -36,6 +36,8 @@ from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
 from hopsgpu.packaging.modules import SHIPPED_MODULES_DIR as MODULES
 from hopsgpu.packaging.modules import PackedModules, pack_modules, root_of_script
 from hopsgpu.storage.spark_defaults import read_properties, spark_defaults
+from hopsgpu.yarn.gpu_resource import SPARK_SETTING, choose_gpu_resource
+from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE
 
 # The Python paths of the driver in cluster mode, and of executors.
 _PYTHON_PATHS = ("spark.yarn.appMasterEnv.PYTHONPATH", "spark.executorEnv.PYTHONPATH")
@@ -186,7 +188,8 @@ def submit_arguments(
         arguments: the user's arguments: options, script, and the script's arguments.
 
     Raises:
-        ConfigError: an argument would not reach the application unchanged.
+        ConfigError: an argument would not reach the application unchanged, or two settings name
+            different resources of GPUs.
     """
     options, rest = split_options(arguments)
     properties = all_properties(options, defaults)
@@ -203,6 +206,9 @@ def submit_arguments(
             path = (f"{{{{PWD}}}}/{MODULES}/0", properties.get(name))
             joined[name] = os.pathsep.join(filter(None, path))
     joined = {ARCHIVES: archives, **joined, **shipped_bundle(properties, os.environ)}
+    gpu_resource = choose_gpu_resource(properties, os.environ)
+    if gpu_resource != properties.get(SPARK_SETTING, DEFAULT_GPU_RESOURCE):
+        joined[SPARK_SETTING] = gpu_resource
     ours, last = ([*_confs({**SESSION_DEFAULTS, **named})], [*_confs(joined)])
     words = [word for option in options for word in option]
     line = ["--master", "yarn", *ours, *words, *last, *rest]

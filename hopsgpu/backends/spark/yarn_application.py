@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
@@ -26,8 +27,9 @@ from hopsgpu.backends.spark.yarn_driver import act_for_submitter
 from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.spec import GangSpec, LaunchPlan
 from hopsgpu.errors import ConfigError
+from hopsgpu.yarn.gpu_resource import SETTING, SPARK_SETTING, choose_gpu_resource
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
-from hopsgpu.yarn.resources import GPU
+from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE
 
 
 class YarnApplication(Application):
@@ -71,16 +73,25 @@ def yarn_application(context: SparkContext, jvm: Jvm) -> YarnApplication:
 
     Raises:
         ConfigError: the settings prevent gangs, or the Hadoop configuration here does not define
-            GPUs.
+            the resource that counts GPUs.
     """
-    check_session(jvm.settings())
+    settings = jvm.settings()
+    check_session(settings)
     check_python(context.pythonExec, f"{sys.version_info[0]}.{sys.version_info[1]}")
-    if not jvm.has_resource(GPU):
+    gpu_resource = choose_gpu_resource(settings, os.environ)
+    of_spark = settings.get(SPARK_SETTING) or DEFAULT_GPU_RESOURCE
+    if gpu_resource != of_spark:
         raise ConfigError(
-            f"{GPU} is unknown here: resource-types.xml in HADOOP_CONF_DIR must name it in"
-            " yarn.resource-types, as on the ResourceManager"
+            f"{SETTING} (or its environment variable) names {gpu_resource}, but this application"
+            f" requests {of_spark}: start it with hopsgpu.session() or `hopsgpu submit`, or with"
+            f" {SPARK_SETTING}={gpu_resource}"
         )
-    manager = ResourceManager(web_addresses(jvm.hadoop))
+    if not jvm.has_resource(gpu_resource):
+        raise ConfigError(
+            f"{gpu_resource} is unknown here: resource-types.xml in HADOOP_CONF_DIR must name it in"
+            f" yarn.resource-types, as on the ResourceManager; {SETTING} names the resource"
+        )
+    manager = ResourceManager(web_addresses(jvm.hadoop), gpu_resource=gpu_resource)
     act_for_submitter(context)
     application = YarnApplication(context, jvm, manager, ship_package(context))
     application.check_options()

@@ -16,6 +16,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.storage.hadoop_tokens import name_configured_tokens
 from hopsgpu.storage.identity import PROXY_USER, ensure_credentials
 from hopsgpu.storage.kerberos import CACHE, KEYTAB, named_keytab
+from hopsgpu.yarn.gpu_resource import SPARK_SETTING, choose_gpu_resource
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ def settings_inside(
     """
     check_submitted(submitted.get, requested)
     settings = {**defaults, **submitted, **requested}
+    settings[SPARK_SETTING] = choose_gpu_resource(settings, os.environ)
     check_session(settings)
     return settings
 

@@ -54,6 +54,7 @@ class GpuDevice(NamedTuple):
         name: the product; "" if it is unknown.
         memory_mib: memory in MiB; 0 if it is unknown.
         processes: processes that compute on it, as far as they are visible from here.
+        parent: address of the GPU of which it is a MIG device; "" for a whole GPU.
     """
 
     address: str
@@ -62,6 +63,7 @@ class GpuDevice(NamedTuple):
     driver: str = ""
     readings: Readings = Readings()
     processes: Tuple[GpuProcess, ...] = ()
+    parent: str = ""
 
     @property
     def verdict(self) -> HealthVerdict:
@@ -82,6 +84,7 @@ class GpuDevice(NamedTuple):
             "driver": self.driver,
             "state": state,
             "reason": reason,
+            "parent": self.parent,
         }
 
 

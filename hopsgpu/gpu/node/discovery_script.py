@@ -1,8 +1,8 @@
 """The discovery script: it reports to Spark which GPUs an executor may use.
 
 Spark runs `gpus-N` of the archive that `hopsgpu.gpu.script_archive` packs, in the container's
-directory and without arguments. N is the number of GPUs to give out. The script needs Python 3.6
-and the NVIDIA driver, but no installed hopsgpu.
+directory and without arguments. N is the number of GPUs to give out; `gpus-1-PROFILE` prefers MIG
+devices of a profile. The script needs Python 3.6 and the NVIDIA driver, but no installed hopsgpu.
 
 The script prints `{"name": "gpu", "addresses": [UUID, …]}` for Spark: exactly N addresses, those of
 healthy GPUs first. For the agent, it describes the GPUs in a file of the container's directory. If
@@ -32,6 +32,7 @@ from typing import (
     Tuple,
 )
 
+from hopsgpu.core.gpu_names import has_type
 from hopsgpu.gpu.node.devices import (
     ANSWER_SECONDS,
     DriverError,
@@ -84,24 +85,44 @@ DEFAULT_LIMITS = WaitLimits()
 
 
 def choose_gpus(
-    devices: Iterable[GpuDevice],
+    devices: Sequence[GpuDevice],
     leased: Collection[str],
     busy: Collection[str],
     should_take_bad: bool,
+    gpu_type: str = "",
 ) -> List[str]:
     """Return the addresses to try to lease, the best first.
+
+    The first MIG device of each GPU precedes the second ones: NCCL does not connect ranks on MIG
+    devices of one GPU.
 
     Args:
         leased: addresses that this process has leased already.
         should_take_bad: whether to take a bad GPU while another executor has a better one.
+        gpu_type: words of the product name that the gang requests; "" for any GPU.
     """
+    numbers = _numbers_in_parents(devices)
     free = sorted(
         (gpu for gpu in devices if gpu.address not in leased and gpu.address not in busy),
-        key=lambda gpu: gpu.badness,
+        key=lambda gpu: (
+            bool(gpu_type) and not has_type(gpu.name, gpu_type),
+            gpu.badness,
+            numbers[gpu.address],
+        ),
     )
     better = [gpu.address for gpu in free if gpu.verdict.state != BAD]
     bad = [gpu.address for gpu in free if gpu.verdict.state == BAD]
     return better + bad if should_take_bad or not better else better
+
+
+def _numbers_in_parents(devices: Sequence[GpuDevice]) -> Dict[str, int]:
+    """Return the number of each device among the MIG devices of its GPU; 0 for whole GPUs."""
+    counts: Dict[str, int] = {}
+    numbers = {}
+    for gpu in devices:
+        numbers[gpu.address] = counts.get(gpu.parent, 0) if gpu.parent else 0
+        counts[gpu.parent] = counts.get(gpu.parent, 0) + 1
+    return numbers
 
 
 def processes_on_leased(
@@ -124,10 +145,12 @@ def acquire_gpus(
     list_gpus: Callable[[], Listing],
     limits: WaitLimits,
     environ: Mapping[str, str],
+    gpu_type: str = "",
 ) -> Tuple[List[GpuDevice], bool]:
     """Lease GPUs that nobody else has leased and nobody else computes on.
 
-    If there are too few, GPUs that others compute on are given out as bad ones.
+    If there are too few, GPUs that others compute on are given out as bad ones. If there are too
+    few of the type, GPUs of other types are given out.
 
     Returns:
         Exactly `amount` GPUs, the healthy ones first, and whether the container is isolated.
@@ -142,7 +165,8 @@ def acquire_gpus(
     log = _WaitLog()
     while True:
         should_take_bad = time.monotonic() - began >= limits.bad
-        _take(leases, choose_gpus(listing.devices, leases.addresses, busy, should_take_bad), amount)
+        chosen = choose_gpus(listing.devices, leases.addresses, busy, should_take_bad, gpu_type)
+        _take(leases, chosen, amount)
         is_hopeless = len(listing.devices) - len(busy) - len(leases.refused) < amount
         if is_hopeless or time.monotonic() - began >= limits.leased:
             # Take the busy GPUs as bad ones: an executor's successor would get them again.
@@ -314,12 +338,12 @@ def _find_directory(environ: Mapping[str, str], list_gpus: Callable[[], Listing]
         return lease_directory(in_container)
 
 
-def _discover(amount: int, limits: WaitLimits) -> None:
+def _discover(amount: int, limits: WaitLimits, gpu_type: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         Path(CONTAINER_GPUS).unlink()  # of an earlier run
     list_gpus = functools.partial(list_devices, limits.driver)
     with _watch_executor() as executor, Leases(_find_directory(os.environ, list_gpus)) as leases:
-        devices, is_isolated = acquire_gpus(amount, leases, list_gpus, limits, os.environ)
+        devices, is_isolated = acquire_gpus(amount, leases, list_gpus, limits, os.environ, gpu_type)
         leases.write_owner(owner(os.environ, executor.pid))
         with start_keepers(leases, executor) as keep_leases:
             write_container_gpus(devices, is_isolated or has_own_gpus(os.environ))
@@ -332,10 +356,14 @@ def _discover(amount: int, limits: WaitLimits) -> None:
             keep_leases()
 
 
-def main(amount: int, limits: WaitLimits = DEFAULT_LIMITS) -> int:
-    """Give out GPUs, or write to stderr why not; return the exit code."""
+def main(amount: int, limits: WaitLimits = DEFAULT_LIMITS, gpu_type: str = "") -> int:
+    """Give out GPUs, or write to stderr why not; return the exit code.
+
+    Args:
+        gpu_type: words of the product name of the GPUs to prefer; "" for any.
+    """
     try:
-        _discover(amount, limits)
+        _discover(amount, limits, gpu_type)
     except (DiscoveryFailure, DriverError, LeaseError, OSError) as error:
         print(f"hopsgpu discovery: {error}", file=sys.stderr)
         return 1

@@ -348,6 +348,7 @@ def _devices(
                 memory_mib=_mib(part),
                 readings=readings if has_uuid else Readings(f"{TOOL} reports no UUID of it"),
                 processes=_processes(gpu, _instance(part)),
+                parent=uuid,
             )
         )
     return devices

@@ -109,6 +109,9 @@ class _NvmlReader:
             driver=self._driver,
             readings=readings,
             processes=foreign_processes(GpuProcess(p.pid, self._name(p.pid)) for p in running),
+            parent=""
+            if handle is parent
+            else as_text(self._ask("nvmlDeviceGetUUID", parent) or ""),
         )
 
     def _product(self, handle: Any, parent: Any) -> str:
