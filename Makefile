@@ -75,10 +75,10 @@ MATRIX := $(CORNER) 3.5/3.5.0 4.0/3.4.3 4/3.3.6 4/3.5.0
 # PySpark 3.5 runs on no later one.
 PYTHON_OF_MATRIX ?= python3.11
 
-.PHONY: help install demo test unit soak screens faults corner secure also-secure docker serving objects other-objects matrix bench check docs constraints newest one python java clean
+.PHONY: help install demo test unit soak screens faults gpu corner secure also-secure docker serving objects other-objects matrix bench check docs constraints newest one python java clean
 
 help:
-	@echo "make demo | test | check | docs | soak | screens | faults | corner | secure | also-secure | docker | serving | objects | other-objects | matrix | bench | install | constraints | newest | clean"
+	@echo "make demo | test | check | docs | soak | screens | faults | gpu | corner | secure | also-secure | docker | serving | objects | other-objects | matrix | bench | install | constraints | newest | clean"
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -148,6 +148,15 @@ OWN_NETWORK += sh -c 'ip link set lo up && exec "$$@"' --
 faults: java $(VENV)/.installed-dev
 	@failed=0; $(OWN_NETWORK) $(BIN)/python -m pytest -q --record tests/faults || failed=1; \
 	$(BIN)/python -m tests.faults.page; exit $$failed
+
+# What checks this machine's GPUs: a Python 3.11-3.13 with hopsgpu's requirements and a torch that
+# has CUDA.
+GPU_PYTHON := $(BIN)/python
+
+# One page about this machine's NVIDIA GPUs in under four minutes; then their table in docs/gpus.md.
+gpu: java $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.installed-demo)
+	@code=0; $(GPU_PYTHON) -m tests.gpu_machine --record || code=$$?; \
+	$(GPU_PYTHON) -m tests.gpu_machine.page; exit $$code
 
 .venv-spark%/.installed: $(PACKAGING)
 	@echo "installing hopsgpu with PySpark $* into .venv-spark$*"

@@ -1,0 +1,1 @@
+"""Checks of hopsgpu on a machine with a real NVIDIA GPU: `make gpu`."""
