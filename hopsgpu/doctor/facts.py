@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root
 from hopsgpu.backends.inventory import Observer
+from hopsgpu.backends.spark.container_image import PYTHON, requested_image
 from hopsgpu.backends.spark.spark_location import cluster_spark
 from hopsgpu.backends.spark.spark_versions import jar_version
 from hopsgpu.devcluster.admin import site_properties
@@ -63,6 +64,9 @@ def machine_facts(environ: Mapping[str, str], settings: Mapping[str, str]) -> Dr
 
 
 def _executors_python(environ: Mapping[str, str], settings: Mapping[str, str]) -> str:
+    version = ".".join(platform.python_version_tuple()[:2])
+    if image := requested_image(settings.get, environ):
+        return f"{settings.get(PYTHON) or f'python{version}'} in {image}"
     if named := settings.get("spark.pyspark.python"):
         return f"{named} (spark.pyspark.python)"
     if named := environ.get("PYSPARK_PYTHON"):

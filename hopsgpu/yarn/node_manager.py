@@ -202,7 +202,8 @@ def devices_of(answer: object) -> Devices:
     """Return the GPUs in a NodeManager's answer; none if the answer does not describe them."""
     fields = answer if isinstance(answer, Mapping) else {}
     information = fields.get("gpuDeviceInformation") or {}
-    allowed = {_minor(device) for device in fields.get("totalGpuDevices") or []}
+    # Hadoop 3.5 with LinuxContainerExecutor lists its devices without fields: `[{}, {}]`.
+    allowed = {_minor(device) for device in fields.get("totalGpuDevices") or []} - {None}
     listed = _field(information, "gpu", "gpus") or []
     gpus = tuple(
         NodeGpu(

@@ -82,7 +82,17 @@ def test_the_doctor_checks_the_nodes_and_the_containers(
     ran = hopsgpu_command(cluster_env, tmp_path, "doctor", "--json", "--seconds", "300")
     checks = {check["name"]: check for check in map(json.loads, ran.stdout.splitlines())}
     assert checks["image"]["seen"] == f"{TRAIN} by docker: allowed on 2 nodes"
-    for name in ("session", "gang", "shared memory", "limits", "user", "tokens", "hadoop conf"):
+    assert checks["python"]["seen"].endswith(f"{PYTHON} in {TRAIN}")
+    for name in (
+        "node managers",
+        "session",
+        "gang",
+        "shared memory",
+        "limits",
+        "user",
+        "tokens",
+        "hadoop conf",
+    ):
         assert checks[name]["state"] == "ok", checks[name]
     assert "root (uid 0) on node1, node2" in checks["user"]["seen"]
     # The container sees one of the node's two GPUs.

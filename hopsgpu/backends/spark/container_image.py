@@ -36,7 +36,7 @@ _NETWORKS = {
 _SHARED_MEMORY = "/dev/shm"
 _TMPFS = "YARN_CONTAINER_RUNTIME_DOCKER_TMPFS_MOUNTS"
 _MOUNTS = "YARN_CONTAINER_RUNTIME_DOCKER_MOUNTS"
-_PYTHON = "spark.pyspark.python"
+PYTHON = "spark.pyspark.python"
 
 
 def image_properties(
@@ -79,7 +79,7 @@ def image_properties(
         if runtime == DOCKER and _SHARED_MEMORY not in mounts:
             listed = (setting(prefix + _TMPFS), _SHARED_MEMORY)
             properties[prefix + _TMPFS] = ",".join(filter(None, listed))
-    properties[_PYTHON] = setting(_PYTHON) or f"python{python}"
+    properties[PYTHON] = setting(PYTHON) or f"python{python}"
     return properties
 
 

@@ -372,6 +372,11 @@ def test_an_odd_number_hides_no_gpu(odd: object) -> None:
     assert devices_of(answer).gpus == (NodeGpu("X", None, ""),)
 
 
+def test_devices_that_a_linux_container_executor_lists_without_fields_hide_no_gpu() -> None:
+    answer = {**XML_NAMES, "totalGpuDevices": [{}, {}]}
+    assert [gpu.uuid for gpu in devices_of(answer).gpus] == ["GPU-a", "GPU-b"]
+
+
 @pytest.mark.parametrize("answer", [{}, {"gpuDeviceInformation": None}, [], "x", {"a": 1}])
 def test_no_description(answer: object) -> None:
     assert devices_of(answer).gpus == ()
