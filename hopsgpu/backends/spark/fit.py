@@ -24,8 +24,8 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
     """Return the plan of a gang's containers, which YARN can grant; see `GangApplication.fit`.
 
     Raises:
-        ConfigError: the application may not have so many executors, or no node has GPUs of the
-            requested type, or only MIG devices although a rank requests several GPUs.
+        ConfigError: the application may not have so many executors; or no node has GPUs of the
+            requested type, or several GPUs for a rank.
         CapacityError: YARN can never grant them; nothing was requested.
     """
     check_credentials(application, spec.acquire_timeout)
