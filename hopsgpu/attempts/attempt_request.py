@@ -38,7 +38,7 @@ def run_messages(call: Call, rendezvous: Rendezvous) -> Iterator[RunMessage]:
     restarts = Restarts(call.run_id, call.attempt, spec.retries)
     direct, script = direct_hosts(world), call.script_files
     restored = b"" if script is None else script.dump_restored()
-    conflict = {} if spec.independent_ranks else conflict_environment(world)
+    conflict = {} if spec.independent_ranks else conflict_environment(world, spec.env_vars)
     on_hosts = Counter(place.container.host for place in world.places)
     for key in dict.fromkeys(place.container.key for place in world.processes):
         places = world.of_container(key)

@@ -9,19 +9,22 @@ This module also runs on the nodes, without hopsgpu installed, with Python 3.6 o
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from typing import Iterator, List, Sequence
 
-# The profiles that NVIDIA's MIG User Guide lists for A30, A100, H100, H200, B200, GB200 and RTX PRO
-# 6000. A node prefers MIG devices of a listed profile; with another one, the driver parks executors
-# that got the wrong one.
+# Profiles that NVIDIA documents for A30, A100, H100, H200, B200, GB200 and RTX PRO. A node prefers
+# MIG devices of a listed profile. For another profile, the driver parks the executors that got MIG
+# devices of other ones.
 MIG_PROFILES = (
-    *("1g.5gb", "1g.6gb", "1g.10gb", "1g.11gb", "1g.12gb", "1g.18gb", "1g.20gb", "1g.22gb"),
-    *("1g.23gb", "1g.24gb", "1g.35gb", "1g.45gb", "1g.47gb", "2g.10gb", "2g.12gb", "2g.20gb"),
-    *("2g.22gb", "2g.24gb", "2g.35gb", "2g.45gb", "2g.47gb", "2g.48gb", "3g.20gb", "3g.40gb"),
-    *("3g.46gb", "3g.47gb", "3g.48gb", "3g.71gb", "3g.90gb", "3g.93gb", "3g.95gb", "4g.20gb"),
-    *("4g.24gb", "4g.40gb", "4g.46gb", "4g.47gb", "4g.48gb", "4g.71gb", "4g.90gb", "4g.93gb"),
-    *("4g.95gb", "4g.96gb", "7g.40gb", "7g.80gb", "7g.93gb", "7g.94gb", "7g.96gb", "7g.141gb"),
-    *("7g.180gb", "7g.186gb", "7g.189gb"),
+    *("1g.5gb", "1g.6gb", "1g.8gb", "1g.10gb", "1g.11gb", "1g.12gb", "1g.16gb", "1g.18gb"),
+    *("1g.20gb", "1g.22gb", "1g.23gb", "1g.24gb", "1g.35gb", "1g.45gb", "1g.47gb"),
+    *("2g.8gb", "2g.10gb", "2g.12gb", "2g.16gb", "2g.20gb", "2g.22gb", "2g.24gb", "2g.32gb"),
+    *("2g.35gb", "2g.45gb", "2g.47gb", "2g.48gb"),
+    *("3g.20gb", "3g.40gb", "3g.46gb", "3g.47gb", "3g.48gb", "3g.71gb", "3g.90gb", "3g.93gb"),
+    *("3g.95gb",),
+    *("4g.20gb", "4g.24gb", "4g.40gb", "4g.46gb", "4g.47gb", "4g.48gb", "4g.71gb", "4g.90gb"),
+    *("4g.93gb", "4g.95gb", "4g.96gb"),
+    *("7g.40gb", "7g.80gb", "7g.93gb", "7g.94gb", "7g.96gb", "7g.141gb", "7g.180gb", "7g.186gb"),
+    *("7g.189gb",),
 )
 _WORD = re.compile(r"[^\W_]+")
 _MIG = "mig"
@@ -56,8 +59,8 @@ def may_have_type(model: str, gpu_type: str) -> bool:
     if _MIG not in words or _profile(words) or not _is_slice(wanted):
         return has_type(model, gpu_type)
     profile = _profile(wanted)
-    others = [word for word in wanted if word not in profile and word != _MIG]
-    return has_type(model, " ".join([*others, _MIG]))
+    product = [word for word in wanted if word not in profile and word != _MIG]
+    return has_type(model, " ".join([*product, _MIG]))
 
 
 def is_slice(name: str) -> bool:
@@ -70,7 +73,7 @@ def profile_of(name: str) -> str:
     return ".".join(_profile(words_of(name)))
 
 
-def words_of(name: str) -> list[str]:
+def words_of(name: str) -> List[str]:
     return _WORD.findall(name.casefold())
 
 
@@ -78,7 +81,7 @@ def _is_slice(words: Sequence[str]) -> bool:
     return _MIG in words or bool(_profile(words))
 
 
-def _profile(words: Sequence[str]) -> list[str]:
+def _profile(words: Sequence[str]) -> List[str]:
     """Return the words of a profile; empty without one."""
     for index, word in enumerate(words):
         if _SLICES.fullmatch(word):

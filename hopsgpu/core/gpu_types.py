@@ -58,14 +58,14 @@ def hosts_of_whole_gpus(
         ConfigError: all nodes have only MIG devices.
     """
     sliced = {host for host, names in models.items() if names and all(map(is_slice, names))}
-    others = frozenset(models).union(silent) - sliced
-    if sliced and not others:
+    suitable = frozenset(models).union(silent) - sliced
+    if sliced and not suitable:
         raise ConfigError(
             f"gpus_per_worker={gpus_per_rank:g}: the GPUs that this application can use are MIG"
             f" devices (on {_host_list(sorted(sliced))}), and a CUDA process uses only one of them:"
             " set gpus_per_worker=1 and use more workers"
         )
-    return others if sliced else None
+    return suitable if sliced else None
 
 
 def _host_list(hosts: Sequence[str]) -> str:

@@ -2,20 +2,22 @@
 
 Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; NVIDIA, "CUDA Compatibility",
 "Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility); NVIDIA, "MIG User Guide",
-"CUDA Device Enumeration" (a process has a single MIG instance); NCCL's init.cc, "Duplicate GPU
-detected" (NCCL compares bus ids, and MIG devices have that of their GPU).
+"CUDA Device Enumeration" (a process has a single MIG instance); NCCL's issue 1716 and user guide,
+"NCCL_MULTI_RANK_GPU_ENABLE" (NCCL compares bus ids, and MIG devices have that of their GPU).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from hopsgpu.core.gang import WORKER, RankPlacement, World, slices_of_one_gpu
 from hopsgpu.errors import ConfigError
 
 # Why NCCL does not connect the ranks of the gang.
 NCCL_CONFLICT = "HOPSGPU_NCCL_CONFLICT"
-VARIABLES = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", NCCL_CONFLICT)
+_MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
+VARIABLES = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
 _MIG = "MIG-"
 # Oldest Linux driver, by CUDA version. From CUDA 11 on, a driver supports all minor versions.
 _OLDEST_DRIVERS = {
@@ -63,23 +65,32 @@ def environment(place: RankPlacement, visible: str | None = None) -> dict[str, s
     }
 
 
-def nccl_conflict(world: World) -> str:
-    """Describe two ranks on MIG devices of one GPU, which NCCL does not connect; "" without any."""
+def nccl_conflict(world: World, variables: Mapping[str, str]) -> str:
+    """Describe two ranks on MIG devices of one GPU, which NCCL does not connect; "" without any.
+
+    Args:
+        variables: environment variables that the user sets for the ranks.
+    """
     pair = slices_of_one_gpu(world)
-    if pair is None:
+    if pair is None or is_multi_rank_enabled(variables):
         return ""
     gpu, first, second = pair
     return (
         f"ranks {first.rank} and {second.rank} have MIG devices of one GPU, {gpu} of"
         f" {first.container.host} ({', '.join(first.gpus)} and {', '.join(second.gpus)}), and NCCL"
-        ' connects only one rank of a GPU. Use gloo, as in init_process_group("gloo"), or ranks on'
-        " MIG devices of different GPUs"
+        ' connects only one rank of a GPU. Use gloo, as in init_process_group("gloo"); or one MIG'
+        f" device of each GPU; or, with NCCL 2.30 or later, {_MULTI_RANK}=1 (experimental)"
     )
 
 
-def conflict_environment(world: World) -> dict[str, str]:
+def is_multi_rank_enabled(variables: Mapping[str, str]) -> bool:
+    """Return whether NCCL is asked to connect several ranks of one GPU."""
+    return variables.get(_MULTI_RANK) == "1"
+
+
+def conflict_environment(world: World, variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variable with which ranks refuse NCCL; empty if NCCL connects the ranks."""
-    conflict = nccl_conflict(world)
+    conflict = nccl_conflict(world, variables)
     return {NCCL_CONFLICT: conflict} if conflict else {}
 
 

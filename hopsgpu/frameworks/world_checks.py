@@ -27,6 +27,7 @@ from urllib.parse import parse_qs, urlsplit
 from hopsgpu.core.rank_warnings import warn_run
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks import lightning
+from hopsgpu.frameworks.cuda import is_multi_rank_enabled
 from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
@@ -135,7 +136,8 @@ class WorldChecks:
             if (size := _requested_size(signature, args, kwargs)) is not None:
                 self._check_size(size, "torch.distributed", _TORCH)
             backend = _arguments(signature, args, kwargs).get("backend")
-            if self._nccl_conflict and self._is_rank() and _uses_nccl(backend):
+            is_conflict = bool(self._nccl_conflict) and not is_multi_rank_enabled(os.environ)
+            if is_conflict and self._is_rank() and _uses_nccl(backend):
                 raise ConfigError(self._nccl_conflict)
             group = original(*args, **kwargs)
             self._check_size(c10d.get_world_size(), "torch.distributed", _TORCH)

@@ -221,7 +221,7 @@ class GangRun(RunBody[GangResult]):
             env = "" if self._python_env is None else self._python_env.name
             why = starting_ranks(len(world.processes), python_env=env)
             # Only the function chooses its backend. If it is NCCL, the ranks refuse it.
-            conflict = "" if spec.independent_ranks else nccl_conflict(world)
+            conflict = "" if spec.independent_ranks else nccl_conflict(world, spec.env_vars)
             self._board.state(GangState.STARTING, why=why.with_details(conflict))
             try:
                 with recording.following(runner):

@@ -25,8 +25,8 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
 
     Raises:
         ConfigError: the application may not have so many executors; no node has GPUs of the
-            requested type, or only MIG devices although a rank requests several GPUs; or no node
-            starts containers in the application's image.
+            requested type, or several GPUs for a rank; or no node starts containers in the
+            application's image.
         CapacityError: YARN can never grant them; nothing was requested.
     """
     check_credentials(application, spec.acquire_timeout)

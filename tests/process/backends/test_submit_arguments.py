@@ -43,7 +43,7 @@ from hopsgpu.storage.lake import LakePath
 from hopsgpu.yarn.application_state import ApplicationState, application_state_of
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
-from hopsgpu.yarn.resources import GPU
+from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE
 from tests.bounds import HANG_SECONDS
 from tests.process.backends.python import run_python
 from tests.unit.rest import serving
@@ -586,7 +586,8 @@ def pass_time(seconds: float) -> None:
 
 
 def test_who_waits_is_told_each_change_once() -> None:
-    used = {"resourceInformations": {"resourceInformation": [{"name": GPU, "value": 4}]}}
+    gpus = {"name": DEFAULT_GPU_RESOURCE, "value": 4}
+    used = {"resourceInformations": {"resourceInformation": [gpus]}}
     usages = {"resourceUsagesByPartition": [{"used": used}]}
     log = "http://n1:8042/node/containerlogs/container_1_7_01_000001/alice"
     running = {"state": "RUNNING", "amContainerLogs": log, "amHostHttpAddress": "n1:8042"}

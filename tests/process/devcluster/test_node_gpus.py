@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
 
+from hopsgpu.devcluster.admin import MIG_AS_GPUS
 from hopsgpu.devcluster.node_gpus import PlannedGpu, parse_query, plan_gpus
 from hopsgpu.devcluster.nvidia_smi_standin import FIELDS, standin_script, wrapper_script
+from hopsgpu.gpu.node import nvidia_smi
 from tests.bounds import HANG_SECONDS
 
 REAL = tuple(PlannedGpu(i, 7 - i, f"GPU-{i}", "NVIDIA <H100> & co", 81559) for i in range(4))
@@ -167,3 +172,45 @@ def test_no_gpus(tmp_path: Path) -> None:
     plan = plan_gpus(tmp_path, 2, 0)
     assert plan.nodes == {"node1": (), "node2": ()}
     assert plan.source == "none"
+
+
+def test_mig_devices_as_nvidia_smi_shows_them_and_as_yarn_counts_them(tmp_path: Path) -> None:
+    (gpu,) = plan_gpus(tmp_path, 1, 1, ("3g.20gb", "1g.5gb")).nodes["node1"]
+    smi = script(tmp_path / "nvidia-smi", standin_script((gpu,)))
+    large, small = gpu.slices
+    listing = nvidia_smi.read({"HOPSGPU_NVIDIA_SMI": str(smi)}, HANG_SECONDS)
+    assert [(d.address, d.name, d.memory_mib, d.parent) for d in listing.devices] == [
+        (large.uuid, "Simulated A100 MIG 3g.20gb", 19456, gpu.uuid),
+        (small.uuid, "Simulated A100 MIG 1g.5gb", 4864, gpu.uuid),
+    ]
+    answers = [
+        subprocess.run([smi, *options], capture_output=True, text=True, check=True).stdout
+        for options in (["-L"], ["--query-gpu=mig.mode.current", "--format=csv,noheader"])
+    ]
+    assert f"  MIG 1g.5gb      Device  1: (UUID: {small.uuid})\n" in answers[0]
+    assert answers[1] == "Enabled\n"
+
+    # The program for YARN finds the node's nvidia-smi, and not itself.
+    directory = tmp_path / "yarn"
+    directory.mkdir()
+    program = Path(shutil.copy(MIG_AS_GPUS, directory / "nvidia-smi"))
+    environ = {"PATH": f"{directory}:{tmp_path}:{os.environ['PATH']}"}
+    for options, count in ((["-x", "-q"], 2), (["-L"], 0)):
+        ran = subprocess.run(
+            [program, *options], env=environ, capture_output=True, text=True, check=True
+        )
+        if count:
+            gpus = ET.fromstring(ran.stdout).findall("gpu")
+            assert [(g.findtext("uuid"), g.findtext("minor_number")) for g in gpus] == [
+                (large.uuid, "0"),
+                (small.uuid, "0"),
+            ]
+            assert gpus[1].findtext("product_name") == "Simulated A100 MIG 1g.5gb"
+            assert gpus[1].findtext("fb_memory_usage/total") == "4864 MiB"
+        else:
+            assert ran.stdout == answers[0]
+    without = {"PATH": str(directory), "HOPSGPU_NVIDIA_SMI": str(tmp_path / "absent")}
+    ran = subprocess.run(
+        [sys.executable, program, "-x", "-q"], env=without, capture_output=True, text=True
+    )
+    assert (ran.returncode, ran.stdout) == (1, "") and "must be an executable" in ran.stderr

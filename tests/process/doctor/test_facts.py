@@ -201,10 +201,10 @@ def test_the_resource_manager_knows_gpus_where_a_node_has_some(name: str) -> Non
     rest = {"/ws/v1/cluster/info": info, "/ws/v1/cluster/metrics": {"clusterMetrics": {}}}
     with serving({**yarn_answers(name), **rest}) as manager:
         setting = {"yarn.resourcemanager.webapp.address": manager.address}.get
-        assert gather.yarn_facts(setting).has_gpu_type
+        assert gather.yarn_facts(setting, "yarn.io/gpu").has_gpu_type
         for one in manager.answers["/ws/v1/cluster/nodes"]["nodes"]["node"]:
             one["totalResource"] = one["usedResource"] = {}
-        assert not gather.yarn_facts(setting).has_gpu_type
+        assert not gather.yarn_facts(setting, "yarn.io/gpu").has_gpu_type
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.core.gpu_names import MIG_PROFILES
 from hopsgpu.core.spec import MAX_GPUS
 from hopsgpu.gpu import script_archive
 from hopsgpu.gpu.node import discovery_script as script
@@ -105,6 +106,7 @@ def test_what_the_agent_is_told(told: Node) -> None:
         "driver": "550.54.15",
         "state": "healthy",
         "reason": "",
+        "parent": "",
     }
     assert watched["state"] == "watch"
     assert "its temperature" in watched["reason"]
@@ -367,11 +369,23 @@ def test_the_archive_has_a_script_for_each_amount(tmp_path: Path) -> None:
     with tarfile.open(script_archive.pack_scripts(tmp_path / "s.tar.gz")) as archive:
         members = {member.name: member for member in archive.getmembers()}
     scripts = {name for name in members if not name.startswith("hopsgpu/")}
-    assert scripts == {f"gpus-{n}" for n in range(1, MAX_GPUS + 1)}
+    assert scripts == {f"gpus-{n}" for n in range(1, MAX_GPUS + 1)} | {
+        f"gpus-1-{profile}" for profile in MIG_PROFILES
+    }
     assert all(members[name].mode == 0o755 for name in scripts)
     assert "hopsgpu/__init__.py" in members and "hopsgpu/gpu/node/discovery_script.py" in members
     assert "hopsgpu/gpu/script_archive.py" not in members
-    assert script_archive.script_for(2) == f"./{script_archive.ALIAS}/gpus-2"
+    path = f"./{script_archive.ALIAS}/gpus"
+    assert script_archive.script_for(2) == f"{path}-2"
+    for gpu_type, script_name in (
+        ("A100 1g.5gb", "1-1g.5gb"),
+        ("mig 3g.20gb", "1-3g.20gb"),
+        ("A100", "1"),
+        ("1g.999gb", "1"),
+        ("mig", "1"),
+    ):
+        assert script_archive.script_for(1, gpu_type) == f"{path}-{script_name}"
+    assert script_archive.script_for(2, "1g.5gb") == f"{path}-2"
 
 
 def test_the_archive_has_a_script_for_each_marker(tmp_path: Path) -> None:
@@ -384,6 +398,28 @@ def test_the_archive_has_a_script_for_each_marker(tmp_path: Path) -> None:
         ran = subprocess.run([script], cwd=tmp_path, capture_output=True, check=True)
         # As Spark's ResourceDiscoveryScriptPlugin reads it.
         assert json.loads(ran.stdout) == {"name": marker, "addresses": ["0"]}
+
+
+def test_a_script_prefers_mig_devices_of_its_profile(tmp_path: Path) -> None:
+    home = tmp_path / script_archive.ALIAS
+    with tarfile.open(script_archive.pack_scripts(tmp_path / "s.tar.gz")) as archive:
+        archive.extractall(home)
+    launcher = (home / "gpus-1-3g.20gb").read_text()
+    assert 'main(1, gpu_type="3g.20gb")' in launcher.replace("'", '"')
+
+
+def test_mig_devices_of_the_profile_and_of_unused_gpus_first() -> None:
+    devices = [
+        GpuDevice(f"{parent}{n}", f"A100 MIG {profile}", parent=parent)
+        for parent in "AB"
+        for n, profile in enumerate(["1g.5gb", "1g.5gb", "3g.20gb"])
+    ]
+    whole = [*devices, GpuDevice("GPU-c", "A100")]
+    choose = script.choose_gpus
+    assert choose(whole, [], [], False) == ["A0", "B0", "GPU-c", "A1", "B1", "A2", "B2"]
+    assert choose(devices, ["A0"], [], False)[0] == "B0"
+    assert choose(devices, [], [], False, "3g.20gb")[:3] == ["A2", "B2", "A0"]
+    assert choose(devices, [], ["A2", "B2"], False, "3g.20gb")[0] == "A0"
 
 
 def test_the_best_are_wanted_first() -> None:

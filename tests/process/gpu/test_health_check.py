@@ -63,10 +63,12 @@ def errors(lines: list[str]) -> list[str]:
 
 
 def test_the_file_is_what_the_modules_are(tmp_path: Path) -> None:
-    """To write it: python -m hopsgpu.gpu.script_archive yarn-scripts/gpu-health-check"""
-    assert os.access(INSTALLED, os.X_OK)
-    packed = script_archive.pack_health_check(tmp_path / "packed")
-    assert INSTALLED.read_bytes() == packed.read_bytes()
+    """To write them: python -m hopsgpu.gpu.script_archive yarn-scripts"""
+    for name in script_archive.PROGRAMS:
+        installed = INSTALLED.with_name(name)
+        assert os.access(installed, os.X_OK)
+        packed = script_archive.pack_program(tmp_path / name)
+        assert installed.read_bytes() == packed.read_bytes()
 
 
 @pytest.mark.parametrize("version", sorted(PYTHONS))

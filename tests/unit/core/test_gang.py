@@ -20,6 +20,7 @@ from hopsgpu.core.gang import (
     exclusion_reason,
     may_follow,
     shared_hosts,
+    slices_of_one_gpu,
 )
 
 RELEASING, FINISHING = GangState.RELEASING, GangState.FINISHING
@@ -156,17 +157,45 @@ def test_what_gets_no_rank(
     devices: tuple[Device, ...], gpu_type: str | None, why: str | None
 ) -> None:
     given = GangExecutor(0, "c", "node", "10.0.0.1", tuple(d.gpu for d in devices), devices=devices)
-    assert exclusion_reason(given, Exclusions(), gpu_type) == why
+    assert exclusion_reason(given, Exclusions(), gpu_type, 1) == why
 
 
 def test_what_failed_before_gets_no_rank() -> None:
     given = container(0, "a", "g0")
-    assert exclusion_reason(given, Exclusions(gpus=frozenset({("a", "g1")})), None) is None
+    assert exclusion_reason(given, Exclusions(gpus=frozenset({("a", "g1")})), None, 1) is None
     for exclusions, words in (
         (Exclusions(gpus=frozenset({("a", "g0")})), "g0 of a failed"),
         (Exclusions(hosts=frozenset({"a"})), "a failed"),
     ):
-        assert (exclusion_reason(given, exclusions, None) or "").startswith(words)
+        assert (exclusion_reason(given, exclusions, None, 1) or "").startswith(words)
+
+
+def test_mig_devices_get_no_rank_that_requests_several_gpus() -> None:
+    for device in (Device("MIG-1", "A100 MIG 1g.5gb"), Device("MIG-1", parent="GPU-1")):
+        given = GangExecutor(0, "c", "node", "10.0.0.1", ("MIG-1",), devices=(device,))
+        assert exclusion_reason(given, Exclusions(), None, 0.5) is None
+        why = exclusion_reason(given, Exclusions(), None, 2)
+        assert why is not None and "node has MIG devices" in why and "2 GPUs" in why
+
+
+def test_two_ranks_with_mig_devices_of_one_gpu() -> None:
+    def sliced(key: int, host: str, *parents: str) -> GangExecutor:
+        devices = tuple(Device(f"MIG-{key}{n}", parent=p) for n, p in enumerate(parents))
+        return replace(container(key, host, *(d.gpu for d in devices)), devices=devices)
+
+    def pair(*containers: GangExecutor, ranks: int = 1) -> tuple[str, int, int] | None:
+        gpu_and_places = slices_of_one_gpu(assign_ranks(containers, ranks))
+        if gpu_and_places is None:
+            return None
+        gpu, first, second = gpu_and_places
+        return gpu, first.rank, second.rank
+
+    assert pair(sliced(0, "a", "A"), sliced(1, "a", "B"), sliced(2, "b", "A")) == ("A", 0, 2)
+    assert pair(sliced(0, "a", "A", "B", "B"), ranks=3) == ("B", 1, 2)
+    assert pair(sliced(0, "a", "A"), sliced(1, "a", "B")) is None
+    # Whole GPUs, and two ranks that share a MIG device.
+    assert pair(sliced(0, "a", ""), sliced(1, "a", "")) is None
+    assert pair(sliced(0, "a", "A"), ranks=2) is None
 
 
 def test_parameter_servers_are_dealt_to_the_first_containers() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hopsgpu.core.gpu_types import has_type, marker_of, nodes_with, parse_markers
+from hopsgpu.core.gpu_names import has_type, may_have_type
+from hopsgpu.core.gpu_types import hosts_of_whole_gpus, marker_of, nodes_with, parse_markers
 from hopsgpu.errors import ConfigError
 
 MODELS = {
@@ -62,11 +63,45 @@ def test_no_node_with_gpus() -> None:
         # A slice is asked for as one.
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A100", False),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "mig 1g.5gb", True),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "1g.5gb", True),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A100 1g.5gb", True),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "H100 1g.5gb", False),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "1g", True),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "1g.10gb", False),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "mig", True),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb+me", "1g.5gb", True),
+        ("NVIDIA A100-SXM4-40GB MIG 1c.2g.10gb", "2g.10gb", False),
+        ("NVIDIA A100-SXM4-40GB MIG 1c.2g.10gb", "1c.2g.10gb", True),
+        ("NVIDIA A100-SXM4-40GB (MIG)", "A100", False),
         ("NVIDIA A100-SXM4-40GB", "-", False),
     ],
 )
 def test_words_of_a_product_name(model: str, wanted: str, is_one: bool) -> None:
     assert has_type(model, wanted) is is_one
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted", "may_be"),
+    [
+        ("NVIDIA A100-SXM4-40GB (MIG)", "1g.5gb", True),
+        ("NVIDIA A100-SXM4-40GB (MIG)", "a100 1g.5gb", True),
+        ("NVIDIA A100-SXM4-40GB (MIG)", "h100 1g.5gb", False),
+        ("NVIDIA A100-SXM4-40GB (MIG)", "A100", False),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "3g.20gb", False),
+        ("NVIDIA A100-SXM4-40GB", "1g.5gb", False),
+        ("NVIDIA A100-SXM4-40GB", "A100", True),
+    ],
+)
+def test_names_that_lack_the_profile(model: str, wanted: str, may_be: bool) -> None:
+    assert may_have_type(model, wanted) is may_be
+
+
+def test_nodes_for_ranks_with_several_gpus() -> None:
+    models = {"a": ["A100 MIG 1g.5gb"], "b": ["A100"], "c": ["A100", "A100 MIG 1g.5gb"], "d": []}
+    assert hosts_of_whole_gpus(models, ["e"], 2) == {"b", "c", "d", "e"}
+    assert hosts_of_whole_gpus({"b": ["A100"]}, [], 2) is None
+    with pytest.raises(ConfigError, match=r"gpus_per_worker=2: .*on a.*gpus_per_worker=1"):
+        hosts_of_whole_gpus({"a": ["A100 (MIG)"]}, [], 2)
 
 
 def test_markers() -> None:

@@ -104,9 +104,13 @@ def test_hadoop_conf() -> None:
 
 def test_resource_types() -> None:
     check = machine_checks.check_resource_types
-    assert state_of(check(CLIENT)) == "ok"
-    assert state_of(check(replace(CLIENT, types=None)), "", "resource-types.xml") == "wrong"
-    assert state_of(check(replace(CLIENT, types=("a",))), "yarn.resource-types=a lacks") == "wrong"
+    gpu = "yarn.io/gpu"
+    assert state_of(check(CLIENT, gpu)) == "ok"
+    assert state_of(check(replace(CLIENT, types=None), gpu), "", "resource-types.xml") == "wrong"
+    other = replace(CLIENT, types=("a",))
+    assert state_of(check(other, gpu), "yarn.resource-types=a lacks") == "wrong"
+    assert state_of(check(CLIENT, "nvidia/miggpu"), "", "name nvidia/miggpu") == "wrong"
+    assert state_of(check(other, "a")) == "ok"
 
 
 def gpu_node(host: str, used: int = 0, state: str = "RUNNING", total: int = 2) -> GpuNode:

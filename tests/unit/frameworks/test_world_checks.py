@@ -166,3 +166,39 @@ def test_the_world_size_that_a_process_group_requests(
     monkeypatch.setenv("WORLD_SIZE", "7")
     signature = inspect.signature(dist.init_process_group)
     assert _requested_size(signature, args, kwargs) == size
+
+
+@pytest.mark.parametrize(
+    ("backend", "enabled", "is_refused"),
+    [
+        ("nccl", "", True),
+        ("cpu:gloo,cuda:nccl", "0", True),
+        ("nccl", "1", False),
+        ("gloo", "", False),
+        # torch's default, here without CUDA.
+        (None, "", False),
+    ],
+)
+def test_nccl_is_refused_on_mig_devices_of_one_gpu(
+    monkeypatch: pytest.MonkeyPatch, backend: str | None, enabled: str, is_refused: bool
+) -> None:
+    import torch
+
+    calls = []
+
+    def init_process_group(backend: str | None = None, world_size: int = -1) -> None:
+        calls.append(backend)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", enabled)
+    c10d = SimpleNamespace(
+        __name__="c10d", init_process_group=init_process_group, get_world_size=lambda: 2
+    )
+    checks = WorldChecks(2, "ranks 0 and 1 have MIG devices of one GPU")
+    checks.by_module()["torch.distributed.distributed_c10d"](c10d)
+    if is_refused:
+        with pytest.raises(ConfigError, match=r"ranks 0 and 1 have MIG devices"):
+            c10d.init_process_group(backend)
+    else:
+        c10d.init_process_group(backend)
+    assert calls == ([] if is_refused else [backend])

@@ -45,7 +45,7 @@ def test_file_of_the_script_can_be_read(tmp_path: Path, monkeypatch: pytest.Monk
     assert bad == ContainerGpu("GPU-2", "Simulated A100", "550.54", "bad", "it is lost")
     assert given.is_isolated and given.simulated_addresses == {"GPU-2"}
     monkeypatch.chdir(tmp_path)
-    known = {"driver": "550.54"}
+    known = {"driver": "550.54", "parent": ""}
     assert device_fields() == [
         {"gpu": "GPU-1", "model": "NVIDIA A100", "bad": "", **known},
         {"gpu": "GPU-2", "model": "Simulated A100", "bad": "it is lost", **known},

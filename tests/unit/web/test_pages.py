@@ -447,7 +447,7 @@ def test_a_driver_in_yarn_has_its_log_there(root: Path) -> None:
 
     def link(run_id: str, log: str) -> tuple[str, bool]:
         app = {"id": "application_17_0001", "state": "RUNNING", "amContainerLogs": log}
-        sources = sources_of(root, application=lambda _: application_state_of(app))
+        sources = sources_of(root, application=lambda _: application_state_of(app, "yarn.io/gpu"))
         return words(of_run(browser(sources), run_id)), log in of_run(browser(sources), run_id)
 
     url = f"http://node1:8042/node/containerlogs/{container}/alice"

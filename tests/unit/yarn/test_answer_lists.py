@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.yarn.answer_lists import FieldTrail, join_repeated, with_lists
+from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE as GPU
 from hopsgpu.yarn.rest_answers import apps_of, containers_of, nodes_of, unreported_apps
 
 
@@ -32,17 +33,18 @@ LISTED = '{"entry":[{"key":"memory-mb","value":"9"},{"key":"yarn.io/gpu","value"
 @pytest.mark.parametrize("seconds", [SEVERAL, ONE, LISTED])
 def test_gpu_seconds_of_an_app_that_reports_no_gpus(seconds: str) -> None:
     answer = read('{"apps":{"app":[%s]}}' % (APP % seconds))  # noqa: UP031 - braces
-    assert unreported_apps(answer, "other", 5) == {"application_1_0001": "appattempt_1_0001_000001"}
+    unreported = unreported_apps(answer, "other", 5, GPU)
+    assert unreported == {"application_1_0001": "appattempt_1_0001_000001"}
 
 
 @pytest.mark.parametrize("apps", ["{}", "null", '""', '{"app":[]}'])
 def test_no_apps(apps: str) -> None:
-    assert apps_of(read(f'{{"apps":{apps}}}'), frozenset({""}), {}) == ()
+    assert apps_of(read(f'{{"apps":{apps}}}'), frozenset({""}), {}, GPU) == ()
 
 
 def test_one_app_alone_and_its_queue_and_user_are_values() -> None:
     answer = read('{"apps":{"app":%s}}' % (APP % "{}"))  # noqa: UP031 - braces
-    (app,) = apps_of(answer, frozenset({""}), {})
+    (app,) = apps_of(answer, frozenset({""}), {}, GPU)
     assert (app.id, app.queue, app.user) == ("application_1_0001", "default", "ada")
 
 
@@ -63,7 +65,7 @@ CONTAINER = (
     ],
 )
 def test_containers(text: str, numbers: list[int]) -> None:
-    found = containers_of(read(text))
+    found = containers_of(read(text), GPU)
     assert [container.id for container in found] == [
         f"container_1_0001_01_00000{number}" for number in numbers
     ]
@@ -76,7 +78,8 @@ def test_one_node_with_one_label_and_its_resources() -> None:
             '{"nodes":{"node":{"id":"node1:1","nodeHostName":"node1","state":"RUNNING",'
             '"nodeLabels":"gpu","totalResource":{"memory":10240,"vCores":6,'
             '"resourceInformations":{"resourceInformation":{"name":"yarn.io/gpu","value":1}}}}}}'
-        )
+        ),
+        GPU,
     )
     assert node.partition == "gpu" and node.total.gpus == 1
 

@@ -32,7 +32,7 @@ from tests.bounds import HANG_SECONDS
 from tests.unit.rest import Daemon, serving
 from tests.unit.yarn.test_capacity import Recorded, yarn_answers
 
-A100 = NodeGpu("NVIDIA A100-SXM4-80GB", 81559, "GPU-a")
+A100 = NodeGpu("NVIDIA A100-SXM4-80GB", 81559, "GPU-a", 0)
 DEVICES = Devices((A100, A100), "550.54.15")
 NOW = 1_795_300_000.0
 RESOURCES = "/ws/v1/node/resources/yarn.io%2Fgpu"
@@ -382,7 +382,33 @@ def test_no_description(answer: object) -> None:
     assert devices_of(answer).gpus == ()
 
 
+def test_mig_devices_that_yarn_counts_as_gpus() -> None:
+    small, large = (f"NVIDIA A100-SXM4-80GB MIG {profile}" for profile in ("1g.10gb", "3g.40gb"))
+
+    def listed(*minors: int) -> Devices:
+        gpus = [NodeGpu(small, 9728, f"MIG-{n}", minor) for n, minor in enumerate(minors)]
+        return Devices((*gpus, NodeGpu(large, 38912, "MIG-l", 1)), "550.54.15")
+
+    told = NodeAnswers({"n1:1": listed(0, 0, 1), "n2:1": listed(1)}, {})
+    found = found_on(node("n1"), node("n2"), told=told)
+    assert found.nodes[0].types == (GpuType(small, 9728, 3, 2), GpuType(large, 38912, 1, 1))
+    assert found.types == (GpuType(small, 9728, 4, 3), GpuType(large, 38912, 2, 2))
+    assert str(found.types[0]) == f"4 × {small} of 3 GPUs"
+    assert f"2 × {large} of 2 GPUs" in repr(found)
+
+
 # The NodeManagers.
+
+
+def test_a_resource_of_another_name_may_have_no_description() -> None:
+    """As the framework for devices answers, and a NodeManager without a plugin of that name."""
+    path = "/ws/v1/node/resources/nvidia%2Fmiggpu"
+    for answer in ({"type": "NMDeviceResourceInfo", "totalDevices": [{"id": 0}]}, {}):
+        with serving({path: answer}) as daemon:
+            one = node("n1", web=daemon.address)
+            told = NodeManagers({}.get, gpu_resource="nvidia/miggpu").devices([one])
+        assert told == NodeAnswers({"n1:1": Devices((), "")}, {})
+        assert found_on(one, told=told).nodes[0].types == ()
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hopsgpu.core.queue_policy import Bound
 from hopsgpu.yarn.demand import Demand
 from hopsgpu.yarn.queues import chain_of, preemptable_amount
 from hopsgpu.yarn.request_without_room import why_request_without_room
-from hopsgpu.yarn.resources import NOTHING, Amount
+from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE, NOTHING, Amount
 from hopsgpu.yarn.rest_answers import nodes_of, queues_of
 from hopsgpu.yarn.shortage import Shortage, shortage
 from hopsgpu.yarn.snapshot import Queue, Snapshot, User
@@ -154,13 +154,13 @@ def test_free_gpus_on_other_nodes_are_not_preempted() -> None:
 @pytest.mark.parametrize("version", ["3.3.6", "3.4.2", "3.5.0"])
 def test_what_the_capacity_scheduler_says_about_preemption(version: str) -> None:
     recorded = json.loads((DATA / f"rest-{version}.json").read_text())["2 nodes, 2 applications"]
-    nodes = nodes_of(json.loads(recorded["/ws/v1/cluster/nodes"]))
+    nodes = nodes_of(json.loads(recorded["/ws/v1/cluster/nodes"]), DEFAULT_GPU_RESOURCE)
     text = recorded["/ws/v1/cluster/scheduler"]
     for says, is_preemptable in (("true", False), ("false", True)):
         answer = json.loads(
             text.replace('"preemptionDisabled":true', f'"preemptionDisabled":{says}')
         )
-        default, *_ = chain_of(queues_of(answer, "", nodes), "default")
+        default, *_ = chain_of(queues_of(answer, "", nodes, DEFAULT_GPU_RESOURCE), "default")
         assert default.is_preemptable is is_preemptable
         assert default.share == default.guaranteed
         assert default.share.gpus == 2
