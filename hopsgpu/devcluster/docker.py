@@ -107,8 +107,8 @@ def read_only_mounts(layout: ClusterLayout, java: Path, spark: Path) -> tuple[st
         spark: directory of the PySpark whose jars the containers run.
     """
     java_conf = (java / "conf" / "security" / "java.security").resolve().parent.parent
-    here = (layout.hosts, layout.root / "conf", layout.root / "nodes")
-    return tuple(dict.fromkeys(map(str, (java.resolve(), java, java_conf, spark, *here))))
+    of_cluster = (layout.hosts, layout.root / "conf", layout.root / "nodes")
+    return tuple(dict.fromkeys(map(str, (java.resolve(), java, java_conf, spark, *of_cluster))))
 
 
 def write_files(layout: ClusterLayout, mounts: Sequence[str], allowed: Mapping[str, str]) -> None:
