@@ -166,6 +166,11 @@ class ClusterSpec:
                 "docker with kerberos: the containers of alice would need a Unix user alice; use"
                 " one of --docker and --kerberos"
             )
+        if self.has_docker and self.mig:
+            raise ConfigError(
+                "docker with mig: NVIDIA's programs that show a container its MIG devices are not"
+                " simulated; use one of --docker and --mig"
+            )
         choose_gpu_resource(self.conf.sites.get("spark-defaults", {}), {})
         unknown = set(self.conf.nodes) - set(node_names(self.nodes))
         if unknown:

@@ -95,7 +95,9 @@ def test_no_gpus_are_a_cluster_too() -> None:
     assert ClusterSpec(nodes=1, gpus_per_node=0).gpus_per_node == 0
 
 
-def test_docker_has_its_daemons_first_and_excludes_kerberos() -> None:
+def test_docker_has_its_daemons_first_and_excludes_kerberos_and_mig() -> None:
     assert ClusterSpec(has_docker=True).daemons[:2] == ("containerd", "dockerd")
     with pytest.raises(ConfigError, match="one of --docker and --kerberos"):
         ClusterSpec(has_docker=True, kerberos=True)
+    with pytest.raises(ConfigError, match="one of --docker and --mig"):
+        ClusterSpec(has_docker=True, mig="1g.10gb:7")
