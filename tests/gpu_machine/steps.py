@@ -246,7 +246,7 @@ def check_out_of_memory(situation: Situation) -> Verdict:
                 progress="lines",
             )
         except hopsgpu.RankFailed as error:
-            return judge_out_of_memory(str(error), error.gpus)
+            return judge_out_of_memory(str(error), first_line(error.summary), error.gpus)
     return reject("the rank got more memory than its GPU has")
 
 
@@ -341,6 +341,10 @@ def main(name: str, directory: Path) -> None:
     check = next(step.check for step in STEPS if step.name == name)
     try:
         verdict = check(situation)
+    except hopsgpu.RankFailed as error:
+        traceback.print_exc()
+        # The summary leaves out where the rank was, so that the error fits into the line.
+        verdict = reject(first_line(f"a rank failed: {error.summary}"))
     except (hopsgpu.HopsGpuError, DriverError, LeaseError, OSError) as error:
         traceback.print_exc()
         verdict = reject(first_line(f"{type(error).__name__}: {error}"))
