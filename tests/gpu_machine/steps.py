@@ -77,7 +77,7 @@ class Step:
         name: as the page names it.
         seconds: time limit.
         needs_cuda: whether it needs a PyTorch that has CUDA.
-        needs_two_gpus: whether it needs two usable GPUs.
+        needs_two_gpus: whether it needs two usable GPUs that are no MIG devices.
         needs_idle_gpus: whether other programs that compute on the GPUs would change its result.
     """
 
