@@ -62,8 +62,8 @@ def why_not_applicable(step: Step, situation: Situation) -> str:
         return "torch cannot be imported"
     if step.needs_cuda and not machine.torch_cuda:
         return "torch has no CUDA"
-    if step.needs_two_gpus and len(situation.usable_gpus) < 2:
-        return "one GPU only"
+    if step.needs_two_gpus and len(situation.whole_gpus) < 2:
+        return "one GPU only" if situation.whole_gpus else "no two whole GPUs"
     if step.needs_idle_gpus and situation.pids_before:
         return "another program computes on a GPU"
     return ""

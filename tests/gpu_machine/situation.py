@@ -32,9 +32,14 @@ class Situation:
     directory: Path
 
     @property
+    def whole_gpus(self) -> tuple[str, ...]:
+        """The usable GPUs without MIG devices, which NCCL does not connect."""
+        return tuple(gpu for gpu in self.usable_gpus if not gpu.startswith("MIG-"))
+
+    @property
     def workers(self) -> int:
-        """The number of ranks of a launch: two, or one on a machine with one GPU."""
-        return max(min(len(self.usable_gpus), _MAX_WORKERS), 1)
+        """The number of ranks of a launch: two, or one on a machine without two whole GPUs."""
+        return max(min(len(self.whole_gpus), _MAX_WORKERS), 1)
 
     @property
     def device_type(self) -> str:

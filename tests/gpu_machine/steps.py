@@ -77,7 +77,7 @@ class Step:
         name: as the page names it.
         seconds: time limit.
         needs_cuda: whether it needs a PyTorch that has CUDA.
-        needs_two_gpus: whether it needs two usable GPUs.
+        needs_two_gpus: whether it needs two usable GPUs that are no MIG devices.
         needs_idle_gpus: whether other programs that compute on the GPUs would change its result.
     """
 
@@ -246,7 +246,7 @@ def check_out_of_memory(situation: Situation) -> Verdict:
                 progress="lines",
             )
         except hopsgpu.RankFailed as error:
-            return judge_out_of_memory(str(error), error.gpus)
+            return judge_out_of_memory(str(error), first_line(error.summary), error.gpus)
     return reject("the rank got more memory than its GPU has")
 
 
@@ -341,6 +341,10 @@ def main(name: str, directory: Path) -> None:
     check = next(step.check for step in STEPS if step.name == name)
     try:
         verdict = check(situation)
+    except hopsgpu.RankFailed as error:
+        traceback.print_exc()
+        # The summary leaves out where the rank was, so that the error fits into the line.
+        verdict = reject(first_line(f"a rank failed: {error.summary}"))
     except (hopsgpu.HopsGpuError, DriverError, LeaseError, OSError) as error:
         traceback.print_exc()
         verdict = reject(first_line(f"{type(error).__name__}: {error}"))

@@ -142,13 +142,12 @@ def judge_sums(values: Sequence[Mapping[str, Any]], backend: str) -> Verdict:
     return accept(f"{count_of(ranks, 'rank')}, {backend}, one GPU each")
 
 
-def judge_out_of_memory(message: str, gpus: Sequence[str]) -> Verdict:
+def judge_out_of_memory(message: str, summary: str, gpus: Sequence[str]) -> Verdict:
     """Judge the text of the RankFailed of a rank that asked for more memory than its GPU has."""
-    first = message.partition("\n")[0]
     if "CUDA out of memory" not in message:
-        return reject(f"another error than PyTorch's: {first}")
+        return reject(f"another error than PyTorch's: {summary}")
     if f"the memory of GPU {', '.join(gpus)} is full" not in message:
-        return reject(f"the error does not name the full GPU: {first}")
+        return reject(f"the error does not name the full GPU: {summary}")
     return accept("RankFailed names the GPU whose memory is full")
 
 

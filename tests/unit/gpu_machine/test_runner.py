@@ -67,6 +67,7 @@ def test_what_cannot_apply_is_not_started(tmp_path: Path) -> None:
         ("needs_cuda", {"torch": "", "torch_cuda": ""}, "torch cannot be imported"),
         ("needs_two_gpus", {}, "one GPU only"),
         ("needs_two_gpus", {"gpus": ["GPU-1", "GPU-2"]}, ""),
+        ("needs_two_gpus", {"gpus": ["MIG-1", "MIG-2"]}, "no two whole GPUs"),
         ("needs_idle_gpus", {}, ""),
         ("needs_idle_gpus", {"pids": [7]}, "another program computes on a GPU"),
     ],

@@ -106,11 +106,11 @@ def out_of_memory(error: str) -> Any:
 def test_an_error_of_memory_names_the_gpu() -> None:
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 280.00 GiB. GPU 0 has"
     error = out_of_memory(text)
-    assert judge_out_of_memory(str(error), error.gpus).outcome is Outcome.OK
-    assert judge_out_of_memory(str(error), ("GPU-2",)).outcome is Outcome.FAILED
+    assert judge_out_of_memory(str(error), error.summary, error.gpus).outcome is Outcome.OK
+    assert judge_out_of_memory(str(error), error.summary, ("GPU-2",)).outcome is Outcome.FAILED
     other = out_of_memory("RuntimeError: no NVIDIA driver")
-    verdict = judge_out_of_memory(str(other), other.gpus)
-    assert verdict.detail.startswith("another error than PyTorch's: rank 0 on node1")
+    verdict = judge_out_of_memory(str(other), other.summary, other.gpus)
+    assert verdict.detail == "another error than PyTorch's: RuntimeError: no NVIDIA driver"
 
 
 @pytest.mark.parametrize(
