@@ -78,7 +78,8 @@ class CapturedLog:
         with contextlib.suppress(TypeError, *self._errors):
             self._writer = jvm.java.io.StringWriter()
             core = jvm.org.apache.logging.log4j.core
-            layout = core.layout.PatternLayout.newBuilder().withPattern(f"%m{_SEPARATOR}").build()
+            builder = core.layout.PatternLayout.newBuilder().withPattern(f"%m{_SEPARATOR}")
+            layout = builder.withAlwaysWriteExceptions(False).build()
             results = core.Filter.Result
             accept = _filter(jvm, [regex], results.ACCEPT, results.DENY)
             appender = core.appender.WriterAppender.createAppender(

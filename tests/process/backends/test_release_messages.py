@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.java_gateway import launch_gateway
 
-from hopsgpu.backends.spark.log4j import suppressed
+from hopsgpu.backends.spark.log4j import CapturedLog, suppressed
 from hopsgpu.backends.spark.release_messages import KilledExecutor, ReleaseMessages
 from tests.bounds import HANG_SECONDS
 
@@ -132,3 +132,17 @@ def test_without_log4j_2_nothing_changes() -> None:
     ReleaseMessages(seconds=0.0).suppress(NoLog4j(), [KILLED])
     with suppressed(NoLog4j(), SCHEDULER, "Initial job"):
         pass
+
+
+def test_messages_of_one_logger_are_read_while_they_are_captured(driver: DriverLog) -> None:
+    endpoint = "org.apache.spark.scheduler.cluster.YarnSchedulerBackend$YarnSchedulerEndpoint"
+    removal = "Requesting driver to remove executor 1 for reason exit 29: \x1f\u00e9\nsecond line"
+    appenders = driver.root().getAppenders().size()
+    with CapturedLog(driver.jvm, endpoint, "Requesting driver to remove executor ") as captured:
+        assert driver.warn(endpoint, removal)
+        assert driver.warn(endpoint, "another message")
+        assert captured.drain() == [removal]
+        assert captured.drain() == []
+    assert driver.warn(endpoint, removal)
+    assert captured.drain() == []
+    assert driver.root().getAppenders().size() == appenders
