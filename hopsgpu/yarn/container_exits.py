@@ -109,7 +109,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "install bash in the image",
     ),
     (
-        r"hopsgpu-discovery/gpus-\d+\) exited with code 127",
+        r"hopsgpu-discovery/gpus-[\w.+-]+\) exited with code 127",
         "the container has no python3 on its PATH, with which GPUs are discovered",
         "install Python on the nodes; or use an image whose PATH has python3, of the driver's"
         " version",

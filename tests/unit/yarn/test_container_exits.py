@@ -76,6 +76,11 @@ docker: Error response from daemon: manifest for local/x:1 not found: manifest u
         ),
         ("Process List(./hopsgpu-discovery/gpus-1) exited with code 127", "no python3", "PATH"),
         (
+            "Process List(./hopsgpu-discovery/gpus-1-1g.10gb+me) exited with code 127",
+            "no python3",
+            "PATH",
+        ),
+        (
             "/bin/bash: line 1: /usr/lib/jvm/java-17/bin/java: No such file or directory",
             "no Java",
             "spark.executorEnv.JAVA_HOME",
