@@ -350,7 +350,7 @@ def test_accelerate_is_told_of_ranks_without_a_real_gpu(
     told: str | None,
 ) -> None:
     """It goes by what the discovery script gave out, and by the user's own value first."""
-    gpu = {"name": name, "driver": "", "state": "healthy", "reason": ""}
+    gpu = {"name": name, "driver": "", "state": "healthy", "reason": "", "parent": ""}
     found = {"gpus": [{**gpu, "address": address} for address in gpus], "isolated": False}
     leave_gpus(tmp_path / "container", found)
     gang.run(uses_cpu, gpus=gpus, **given)
@@ -1365,7 +1365,10 @@ def test_gpus_that_nobody_watches_are_warned_of_once(
     no_nvml: None, gang: Gang, tmp_path: Path
 ) -> None:
     simulated = {"address": "GPU-sim", "name": "Simulated A100", "driver": "550"}
-    given = {"gpus": [{**simulated, "state": "healthy", "reason": ""}], "isolated": False}
+    given = {
+        "gpus": [{**simulated, "state": "healthy", "reason": "", "parent": ""}],
+        "isolated": False,
+    }
     leave_gpus(tmp_path / "container", given)
     gang.run(os.getpid, gpus=("GPU-sim",))
     gang.wait_for("ended")

@@ -83,7 +83,14 @@ def test_a_try_that_cannot_be_started_is_a_reason_and_no_end_of_the_agent(
 
 def test_simulated_gpus_are_not_tried(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [
-        {"address": address, "name": name, "driver": "550", "state": "healthy", "reason": ""}
+        {
+            "address": address,
+            "name": name,
+            "driver": "550",
+            "state": "healthy",
+            "reason": "",
+            "parent": "",
+        }
         for address, name in (("GPU-sim", "Simulated A100"), ("GPU-real", "NVIDIA A100"))
     ]
     (tmp_path / CONTAINER_GPUS).write_text(json.dumps({"gpus": gpus, "isolated": False}))
