@@ -552,6 +552,10 @@ APP = {
 }
 
 
+def state_of(app: Mapping[str, Any]) -> ApplicationState:
+    return application_state_of(app, DEFAULT_GPU_RESOURCE)
+
+
 class Manager:
     """A ResourceManager that tells one thing after the other."""
 
@@ -563,7 +567,7 @@ class Manager:
         told = self.told.pop(0) if len(self.told) > 1 else self.told[0]
         if isinstance(told, HopsGpuError):
             raise told
-        return application_state_of({**APP, **told})
+        return state_of({**APP, **told})
 
     def find_by_tag(self, tag: str) -> ApplicationState | None:
         return self.application_state("") if self.told else None
@@ -595,7 +599,7 @@ def test_who_waits_is_told_each_change_once() -> None:
     silent = HopsGpuError("the ResourceManager does not answer")
     manager = Manager({}, {}, silent, {}, running, {**running, "resourceInfo": usages}, ended)
     follower, said = attended(manager)
-    end = follower.follow(application_state_of(APP))
+    end = follower.follow(state_of(APP))
     assert end.has_succeeded
     assert [re.sub(r"^ *0.0 s: ", "", line) for line in said] == [
         "ACCEPTED: waiting for resources",
@@ -626,7 +630,7 @@ def test_what_yarn_writes_anew_with_each_heartbeat_is_told_once() -> None:
         ended,
     )
     follower, said = attended(manager)
-    follower.follow(application_state_of(APP))
+    follower.follow(state_of(APP))
     # The whole text, of the first of its kind.
     assert ["04:00:01" in said[0], "04:00:03" in said[1], "04:00:04" in said[2]] == [True] * 3
     assert "used capacity = 1 %" in said[0] and len(said) == 3
@@ -647,7 +651,7 @@ def test_of_a_failure_the_drivers_last_words_are_told() -> None:
     path = "/ws/v1/node/containers/container_1_7_01_000001/logs/"
     told = f"Container: x\nLogContents:\n{stderr}\nEnd of LogType:stderr.\n***\n"
     with serving({f"{path}stderr": (200, told)}) as node:
-        failed = application_state_of(
+        failed = state_of(
             {
                 **APP,
                 "state": "FINISHED",
@@ -680,9 +684,7 @@ def test_of_a_success_the_last_of_what_it_printed_is_told(stdout: str, last: lis
         log = f"http://{node.address}/node/containerlogs/container_1_7_01_000001/a"
         ended = {"state": "FINISHED", "finalStatus": "SUCCEEDED", "amContainerLogs": log}
         follower, said = attended(Manager())
-        follower.report_end(
-            application_state_of({**APP, **ended, "amHostHttpAddress": node.address})
-        )
+        follower.report_end(state_of({**APP, **ended, "amHostHttpAddress": node.address}))
     assert said[-1] == "   0.0 s: application_1_7 has ended: SUCCEEDED"
     assert said[:-1] == (["\n".join(["the end of the driver's stdout:", *last])] if last else [])
 
@@ -705,7 +707,7 @@ def test_of_one_that_was_killed_only_that_is_told() -> None:
     follower, said = attended(Manager())
     log = "http://127.0.0.1:1/node/containerlogs/container_1_7_01_000001/a"
     killed = {"state": "KILLED", "finalStatus": "KILLED", "amContainerLogs": log}
-    follower.report_end(application_state_of({**APP, **killed}))
+    follower.report_end(state_of({**APP, **killed}))
     assert len(said) == 1
     assert said[0].startswith("application_1_7 has ended: KILLED: waiting for resources.")
 
