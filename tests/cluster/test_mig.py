@@ -78,9 +78,10 @@ OTHER_NAME = """
     import hopsgpu
 
     hopsgpu.session("other name", conf={"spark.hopsgpu.gpu.resource": "nvidia/miggpu"})
-    with hopsgpu.hold(workers=2, progress="off") as gang:
+    with hopsgpu.hold(workers=2, memory_per_worker="1g", progress="off") as gang:
         values = gang.launch(lambda: hopsgpu.context().gpus, progress="off").values
-        print(json.dumps([values, hopsgpu.inventory().to_json()]), flush=True)
+        told = ["other name", [values, hopsgpu.inventory().to_json()]]
+        print(json.dumps(told), flush=True)
         sys.stdin.readline()
 """
 
@@ -168,9 +169,7 @@ def test_gangs_of_mig_devices_by_both_names_of_the_resource(
 
         assert managers[PLUGIN].gpus() == (3, DEVICES)
         other = start_script(mig_env, OTHER_NAME)
-        assert other.stdout is not None
-        line = next(line for line in other.stdout if line.startswith("["))
-        values, inventory = json.loads(line)
+        values, inventory = told_by(other, "other name")["other name"]
         # YARN does not know that both resources are the same devices.
         assert not {gpu for (gpu,) in values} & {*gpus}
         assert {gpu for (gpu,) in values} <= devices.keys()
