@@ -363,22 +363,21 @@ def duplicate_gpu(
     return None
 
 
-def slices_of_one_gpu(
-    world: World,
-) -> tuple[str, RankPlacement, RankPlacement] | None:
+def slices_of_one_gpu(world: World) -> tuple[str, RankPlacement, RankPlacement] | None:
     """Return the first two ranks that have different MIG devices of one GPU, or None.
 
     Returns:
-        The GPU's UUID, and the two ranks.
+        The GPU's address, and the two ranks.
     """
     parents = {
         device.gpu: device.parent for place in world.places for device in place.container.devices
     }
-    first_ranks: dict[str, RankPlacement] = {}
+    # An address may be a bus id, which other hosts have too.
+    first_ranks: dict[tuple[str, str], RankPlacement] = {}
     for place in world.places:
         for gpu in place.gpus:
             parent = parents.get(gpu, "")
-            first = first_ranks.setdefault(parent, place)
+            first = first_ranks.setdefault((place.container.host, parent), place)
             if parent and gpu not in first.gpus:
                 return parent, first, place
     return None

@@ -10,6 +10,7 @@ from hopsgpu.core.gpu_names import has_type
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError
 from hopsgpu.gpu.node.devices import DriverError, GpuDevice, NoDriverError, list_devices
+from hopsgpu.gpu.node.discovery_script import numbers_in_parents
 from hopsgpu.gpu.node.health import BAD
 from hopsgpu.units import count_of
 
@@ -65,7 +66,7 @@ def own_gpus() -> tuple[GpuDevice, ...]:
 def usable(
     gpus: Sequence[GpuDevice], gpu_type: str | None, excluded_gpus: Collection[str]
 ) -> tuple[GpuDevice, ...]:
-    """Return the GPUs that a gang may use, the healthy ones first.
+    """Return the GPUs that a gang may use, the healthy ones and MIG devices of unused GPUs first.
 
     Args:
         gpu_type: words that their product name must contain; None for any GPU.
@@ -77,7 +78,8 @@ def usable(
         and gpu.address not in excluded_gpus
         and (gpu_type is None or has_type(gpu.name, gpu_type))
     )
-    return tuple(sorted(good, key=lambda gpu: gpu.badness))
+    numbers = numbers_in_parents(gpus)
+    return tuple(sorted(good, key=lambda gpu: (gpu.badness, numbers[gpu.address])))
 
 
 def check_gpus(

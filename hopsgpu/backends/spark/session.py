@@ -129,14 +129,13 @@ def session(
             ' `if __name__ == "__main__":` in modules that ranks import, and pass rows with data='
         )
     requested = _check_conf(name, master, conf, image)
-    # Without a JVM, as early as possible; `_start_on_yarn` also knows spark-submit's arguments.
-    choose_gpu_resource({**spark_defaults(os.environ), **requested}, os.environ)
     show_on_stderr(level_of(requested.get("spark.hopsgpu.log") or os.environ.get(LOG)))
     master = default_master(requested, os.environ)
     if is_local(master) and IMAGE in requested:
         refuse_local_image(requested[IMAGE])
     if master is not None and not is_local(master):
-        # Refuse wrong settings before a JVM is started.
+        # Refuse wrong settings before a JVM is started; it alone knows spark-submit's arguments.
+        choose_gpu_resource({**spark_defaults(os.environ), **requested}, os.environ)
         check_session({**_ours(requested), "spark.yarn.dist.archives": f"#{ALIAS}"})
     find_spark()
     from pyspark import SparkConf, SparkContext

@@ -101,7 +101,7 @@ def choose_gpus(
         should_take_bad: whether to take a bad GPU while another executor has a better one.
         gpu_type: words of the product name that the gang requests; "" for any GPU.
     """
-    numbers = _numbers_in_parents(devices)
+    numbers = numbers_in_parents(devices)
     free = sorted(
         (gpu for gpu in devices if gpu.address not in leased and gpu.address not in busy),
         key=lambda gpu: (
@@ -115,7 +115,7 @@ def choose_gpus(
     return better + bad if should_take_bad or not better else better
 
 
-def _numbers_in_parents(devices: Sequence[GpuDevice]) -> Dict[str, int]:
+def numbers_in_parents(devices: Sequence[GpuDevice]) -> Dict[str, int]:
     """Return the number of each device among the MIG devices of its GPU; 0 for whole GPUs."""
     counts: Dict[str, int] = {}
     numbers = {}

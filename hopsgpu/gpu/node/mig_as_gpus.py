@@ -77,7 +77,7 @@ def main(arguments: Sequence[str], program: str) -> int:
         if set(arguments) != {"-q", "-x"}:
             os.execv(smi, [smi, *arguments])
         sys.stdout.write(xml_of(read(environ, _SECONDS).devices))
-    except DriverError as error:
+    except (DriverError, OSError) as error:
         print(f"{TOOL} of MIG devices: {error}", file=sys.stderr)
         return 1
     return 0

@@ -190,7 +190,8 @@ def test_two_ranks_with_mig_devices_of_one_gpu() -> None:
         gpu, first, second = gpu_and_places
         return gpu, first.rank, second.rank
 
-    assert pair(sliced(0, "a", "A"), sliced(1, "a", "B"), sliced(2, "b", "A")) == ("A", 0, 2)
+    assert pair(sliced(0, "a", "A"), sliced(1, "a", "B"), sliced(2, "a", "A")) == ("A", 0, 2)
+    assert pair(sliced(0, "a", "PCI-1"), sliced(1, "b", "PCI-1")) is None
     assert pair(sliced(0, "a", "A", "B", "B"), ranks=3) == ("B", 1, 2)
     assert pair(sliced(0, "a", "A"), sliced(1, "a", "B")) is None
     # Whole GPUs, and two ranks that share a MIG device.

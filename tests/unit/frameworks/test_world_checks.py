@@ -190,6 +190,7 @@ def test_nccl_is_refused_on_mig_devices_of_one_gpu(
         calls.append(backend)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", enabled)
     c10d = SimpleNamespace(
         __name__="c10d", init_process_group=init_process_group, get_world_size=lambda: 2
