@@ -88,7 +88,8 @@ def test_an_attempt_of_400_ranks_returns_its_gpus_although_no_log_is_written(
     )
     run: Any = SimpleNamespace(
         _plan=SimpleNamespace(
-            spec=SimpleNamespace(parameter_servers=0, model=None), ranks_per_executor=1
+            spec=SimpleNamespace(parameter_servers=0, model=None, independent_ranks=True),
+            ranks_per_executor=1,
         ),
         _active=SimpleNamespace(run_id="r", bounds=None, background=background),
         _arguments=SimpleNamespace(progress=None),
