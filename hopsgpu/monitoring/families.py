@@ -18,6 +18,7 @@ from hopsgpu.monitoring.labels import OTHER, clean
 from hopsgpu.monitoring.observation import Look
 from hopsgpu.monitoring.run_totals import Histogram
 from hopsgpu.monitoring.runs_reader import LiveRun
+from hopsgpu.units import MIB
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode
 
 if TYPE_CHECKING:
@@ -69,6 +70,12 @@ GPUS = _metric(
     "GPUs of YARN's nodes, each in one state: used (with its application's queue), held_aside"
     " (by a gang that waits, and that cannot use it), free, unhealthy (its node is), or"
     " unavailable (its node takes no containers).",
+)
+GPU_MEMORY = _metric(
+    "hopsgpu_gpu_memory_bytes", "node type", "Memory of a GPU, or of a MIG device, of this type."
+)
+MIG_PARENTS = _metric(
+    "hopsgpu_mig_parent_gpus", "node type", "GPUs of which the MIG devices of this type are slices."
 )
 NODE_MANAGER_UP = _metric(
     "hopsgpu_node_manager_up", "node", "Whether the NodeManager of a node with GPUs describes them."
@@ -302,6 +309,23 @@ def _of_cluster(gpus: ClusterGpus, aside: Mapping[str, int]) -> Iterator[Metric]
             for node in gpus.nodes
             for pair in _of_node(node, queues.get(node.host, Counter()), aside.get(node.host, 0))
         ),
+    )
+    types = [(node, kind) for node in gpus.nodes for kind in node.types]
+    yield _family(
+        GPU_MEMORY,
+        {
+            (clean(node.host), clean(kind.name)): kind.memory_mib * float(MIB)
+            for node, kind in types
+            if kind.memory_mib is not None
+        },
+    )
+    yield _family(
+        MIG_PARENTS,
+        {
+            (clean(node.host), clean(kind.name)): float(kind.parents)
+            for node, kind in types
+            if kind.parents
+        },
     )
     yield _family(USER_GPUS, _of_users(gpus))
     leaves = [queue for queue in gpus.queues if queue.leaf]

@@ -25,6 +25,7 @@ from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, G
 
 NOW = 1_795_300_000.0
 A100 = GpuType("NVIDIA A100", 81559, 4)
+SLICED = GpuType("NVIDIA A100 MIG 1g.10gb", 9728, 14, parents=2)
 CLUSTER = ClusterGpus(
     time=NOW,
     user="hopsgpu",
@@ -101,6 +102,19 @@ def samples(look: Look) -> dict[str, dict[tuple[str, ...], float]]:
 def look_at(*runs: LiveRun, totals: RunTotals | None = None, **more: int) -> Look:
     view = RunsView(runs, (totals or RunTotals()).snapshot(), **more)
     return Look(NOW, UP, runs=view)
+
+
+def test_types_have_their_memory_and_mig_devices_the_number_of_their_gpus() -> None:
+    assert samples(Look(NOW, UP, gpus=CLUSTER))["hopsgpu_gpu_memory_bytes"] == {
+        ("node1", "NVIDIA A100"): 81559.0 * 2**20
+    }
+    unknown = GpuType("other", None, 1)
+    node = dataclasses.replace(CLUSTER.nodes[0], types=(SLICED, unknown))
+    families = samples(Look(NOW, UP, gpus=dataclasses.replace(CLUSTER, nodes=(node,))))
+    assert families["hopsgpu_mig_parent_gpus"] == {("node1", "NVIDIA A100 MIG 1g.10gb"): 2.0}
+    assert families["hopsgpu_gpu_memory_bytes"] == {
+        ("node1", "NVIDIA A100 MIG 1g.10gb"): 9728.0 * 2**20
+    }
 
 
 def test_each_gpu_of_a_node_is_in_one_state() -> None:
@@ -392,9 +406,10 @@ def whole_look() -> Look:
     waits = dataclasses.replace(RUN, state="waiting", waits_since=NOW, trains_since=None)
     trains = dataclasses.replace(RUN, readings=(READING,))
     score = dataclasses.replace(RUN, run_id="score-1", score=ScoreProgress(300, 600, 1))
+    node = dataclasses.replace(CLUSTER.nodes[0], types=(A100, SLICED))
     return dataclasses.replace(
         look_at(live(trains), live(waits), live(score), totals=totals),
-        gpus=CLUSTER,
+        gpus=dataclasses.replace(CLUSTER, nodes=(node, *CLUSTER.nodes[1:])),
         answering={"node1": True},
         queue=WaitingGangs((ticket("root.a", 30.0),), 1),
     )
