@@ -150,11 +150,11 @@ def _measured(look: Callable[[Cluster], None], given: Cluster) -> dict[str, floa
 
 def _preflight(given: Cluster) -> None:
     """Check that a gang of 1,000 GPUs can be granted, and what keeps it from that now."""
+    from hopsgpu.cluster_managers.capacity import check_possible, cores_per_gpu
+    from hopsgpu.cluster_managers.demand import Demand, container_of
+    from hopsgpu.cluster_managers.shortage import shortage
+    from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
     from hopsgpu.core.spec import GangSpec, shape_of
-    from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
-    from hopsgpu.yarn.demand import Demand, container_of
-    from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
-    from hopsgpu.yarn.shortage import shortage
 
     manager = ResourceManager(web_addresses(given.setting))
     snapshot = manager.snapshot(given.application, given.user)
@@ -166,9 +166,9 @@ def _preflight(given: Cluster) -> None:
 
 def _preflight_by_type(given: Cluster) -> None:
     """Do the same for GPUs of a product, for which all NodeManagers are asked."""
+    from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
+    from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
     from hopsgpu.core.gpu_types import has_type
-    from hopsgpu.yarn.node_manager import NodeManagers
-    from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
     _preflight(given)
     nodes = ResourceManager(web_addresses(given.setting)).nodes()

@@ -27,7 +27,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import hopsgpu
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 
 WORKERS = 2
 BEGIN = time.monotonic()

@@ -11,6 +11,13 @@ from hopsgpu.lazy_names import loader_of
 
 if TYPE_CHECKING:
     from hopsgpu.artifacts.models import ModelFormat, TagChange
+    from hopsgpu.cluster_managers.cluster_gpus import (
+        ClusterGpus,
+        GpuNode,
+        GpuQueue,
+        GpuType,
+        GpuUser,
+    )
     from hopsgpu.core.run_values import GpuSeconds, RankReport, RunStatus, Timeline, WorldReport
     from hopsgpu.core.scores import FailedPart, ScoreStatus
     from hopsgpu.core.spec import GpuRequest, LaunchPlan
@@ -18,7 +25,6 @@ if TYPE_CHECKING:
     from hopsgpu.core.usage_report import Usage, UsageRow
     from hopsgpu.scoring.score_results import ScoreResult
     from hopsgpu.tuning.search_results import AblationResult, SearchResult
-    from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 
 _NAMES = {
     "artifacts.models": "ModelFormat TagChange",

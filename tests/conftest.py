@@ -29,10 +29,10 @@ import hopsgpu
 from hopsgpu import devcluster
 from hopsgpu.backends.spark.pyspark_archives import VARIABLE as ARCHIVES
 from hopsgpu.backends.spark.pyspark_archives import with_bytecode
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.launcher import arguments
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from tests.bounds import HANG_SECONDS
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

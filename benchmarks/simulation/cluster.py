@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.backends.spark.queued_gang import largest_fit
+from hopsgpu.cluster_managers.demand import Demand
+from hopsgpu.cluster_managers.placement import preferred_hosts
+from hopsgpu.cluster_managers.resources import NOTHING, Amount
+from hopsgpu.cluster_managers.shortage import shortage
+from hopsgpu.cluster_managers.snapshot import Node, Queue, Snapshot, User
 from hopsgpu.core.queue_policy import Bound
-from hopsgpu.yarn.demand import Demand
-from hopsgpu.yarn.placement import preferred_hosts
-from hopsgpu.yarn.resources import NOTHING, Amount
-from hopsgpu.yarn.shortage import shortage
-from hopsgpu.yarn.snapshot import Node, Queue, Snapshot, User
 
 # So much of each that GPUs alone are short.
 _CORES, _MEMORY_MIB = 16, 64 * 1024

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.simulation.gang_queue import Place, SimulatedQueue
 from benchmarks.simulation.world import Held, Record, World
+from hopsgpu.cluster_managers.resources import Amount
 from hopsgpu.core.queue_policy import Offer, queue_tag
 from hopsgpu.launcher.elastic_policy import (
     ElasticDecision,
@@ -18,7 +19,6 @@ from hopsgpu.launcher.elastic_policy import (
     ElasticTerms,
     WorldEnd,
 )
-from hopsgpu.yarn.resources import Amount
 
 # The gang's thread decides every 0.25 s. Where nothing but time can change what it decides, it is
 # asked rarely here; else what changes it asks.

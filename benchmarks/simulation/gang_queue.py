@@ -16,6 +16,9 @@ from typing import overload
 
 from benchmarks.simulation.world import Held, Record, World, unhindered_wait
 from hopsgpu.backends.spark.fit import containers_of
+from hopsgpu.cluster_managers.demand import container_of
+from hopsgpu.cluster_managers.resources import Amount
+from hopsgpu.cluster_managers.snapshot import Snapshot
 from hopsgpu.core.queue_policy import (
     RENEW_SECONDS,
     UNLIMITED_PASSES_PERIOD_SECONDS,
@@ -32,9 +35,6 @@ from hopsgpu.core.queue_policy import (
     split_among_offers,
 )
 from hopsgpu.core.spec import GangSpec
-from hopsgpu.yarn.demand import container_of
-from hopsgpu.yarn.resources import Amount
-from hopsgpu.yarn.snapshot import Snapshot
 
 _Standing = tuple[Ticket, str]
 

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from benchmarks.simulation.world import Held, Record, World
-from hopsgpu.yarn.resources import Amount
+from hopsgpu.cluster_managers.resources import Amount
 
 _RAMP_SECONDS = 1.0
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from benchmarks.simulation.name_node import NameNode
 from benchmarks.simulation.world import Clock
+from hopsgpu.backends.gang_queue import QueueMember
 from hopsgpu.core.queue_policy import POLL_JITTER, Bound, poll_seconds, queue_tag
-from hopsgpu.yarn.gang_queue import QueueMember
 
 # A time since the epoch, at which the simulation begins.
 _EPOCH = 1_800_000_000.0

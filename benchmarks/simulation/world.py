@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.simulation.cluster import Cluster, Placed
 from benchmarks.simulation.trace import Job
-from hopsgpu.yarn.resources import Amount
+from hopsgpu.cluster_managers.resources import Amount
 
 
 @dataclass(frozen=True)

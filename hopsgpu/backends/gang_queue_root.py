@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from hopsgpu.backends.gang_queue import GangQueueReader
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
 from hopsgpu.storage.spark_defaults import spark_defaults
-from hopsgpu.yarn.gang_queue import GangQueueReader
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 
 def gang_queue_root(

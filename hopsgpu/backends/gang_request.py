@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hopsgpu.agent.warm_up import WarmUp
+from hopsgpu.cluster_managers.demand import Demand, container_of
 from hopsgpu.core.gang import (
     AcquisitionProgress,
     Exclusions,
@@ -25,7 +26,6 @@ from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
 from hopsgpu.errors import Cancelled, GangTimeout
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.units import count_of
-from hopsgpu.yarn.demand import Demand, container_of
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hopsgpu.cluster_managers.capacity import cores_per_gpu
+from hopsgpu.cluster_managers.cluster_gpus import (
+    ClusterGpus,
+    GpuNode,
+    GpuQueue,
+    GpuType,
+    GpuUser,
+    types_of,
+)
+from hopsgpu.cluster_managers.demand import container_of
+from hopsgpu.cluster_managers.devices import Devices, NodeAnswers
+from hopsgpu.cluster_managers.resources import NOTHING, Amount, total
+from hopsgpu.cluster_managers.shortage import obtainable
+from hopsgpu.cluster_managers.snapshot import App, Container, Node, Overview, Queue, Snapshot
+from hopsgpu.cluster_managers.yarn.gpu_resource import choose_gpu_resource
+from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
+from hopsgpu.cluster_managers.yarn.queues import queue_path
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gpu_names import is_slice
 from hopsgpu.core.queue_policy import Bound
@@ -25,16 +43,6 @@ from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.identity import hadoop_user, own_name
 from hopsgpu.storage.kerberos import is_kerberized
 from hopsgpu.storage.spark_defaults import spark_defaults
-from hopsgpu.yarn.capacity import cores_per_gpu
-from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser, types_of
-from hopsgpu.yarn.demand import container_of
-from hopsgpu.yarn.gpu_resource import choose_gpu_resource
-from hopsgpu.yarn.node_manager import Devices, NodeAnswers, NodeManagers
-from hopsgpu.yarn.queues import queue_path
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
-from hopsgpu.yarn.resources import NOTHING, Amount, total
-from hopsgpu.yarn.shortage import obtainable
-from hopsgpu.yarn.snapshot import App, Container, Node, Overview, Queue, Snapshot
 
 log = logging.getLogger(__name__)
 

@@ -9,14 +9,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopsgpu.cli.tables import Cell, Row, TableLayout, align, headers
+from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
+from hopsgpu.cluster_managers.yarn.gpu_resource import SETTING
 from hopsgpu.units import count_of
-from hopsgpu.yarn.gpu_resource import SETTING
-from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
+    from hopsgpu.cluster_managers.cluster_gpus import (
+        ClusterGpus,
+        GpuNode,
+        GpuQueue,
+        GpuType,
+        GpuUser,
+    )
 
 _GOOD, _BAD, _CARE, _FAINT = "green", "red", "yellow", "dim"
 _LAYOUT = TableLayout(

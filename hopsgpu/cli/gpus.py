@@ -18,7 +18,7 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hopsgpu.yarn.cluster_gpus import ClusterGpus
+    from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus
 
 _WATCH_SECONDS = 5.0
 _Look = Callable[[], "ClusterGpus"]
@@ -47,8 +47,8 @@ def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
     """
     from hopsgpu.backends.inventory import Observer
     from hopsgpu.cli.lake_root import use_keytab
+    from hopsgpu.cluster_managers.yarn.gpu_resource import configured_gpu_resource
     from hopsgpu.storage.hadoop_conf import HadoopConf
-    from hopsgpu.yarn.gpu_resource import configured_gpu_resource
 
     use_keytab()
     gpu_resource = configured_gpu_resource(os.environ)

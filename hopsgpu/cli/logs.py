@@ -102,8 +102,11 @@ def _await_run(store: RunStore, reference: str) -> str:
     manager = None
     while (run_id := store.find_of_application(reference)) is None:
         if manager is None:
+            from hopsgpu.cluster_managers.yarn.resource_manager import (
+                ResourceManager,
+                web_addresses,
+            )
             from hopsgpu.storage.hadoop_conf import HadoopConf
-            from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
             manager = ResourceManager(web_addresses(HadoopConf.load().get))
             echo(f"hopsgpu: {reference} has no run yet; waiting for its first one", is_error=True)

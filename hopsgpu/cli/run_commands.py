@@ -21,8 +21,8 @@ from hopsgpu.units import count_of
 
 if TYPE_CHECKING:
     from hopsgpu.artifacts.runs import RunStore, StoredRun
+    from hopsgpu.cluster_managers.silent_runs import SilentRuns
     from hopsgpu.core.run_record import RunRecord
-    from hopsgpu.yarn.silent_runs import SilentRuns
 
 _CANCEL_SECONDS = 60.0
 _POLL_SECONDS = 1.0
@@ -262,7 +262,7 @@ def _store() -> RunStore:
 
 
 def _silent_runs() -> SilentRuns:
-    from hopsgpu.yarn.silent_runs import silent_runs
+    from hopsgpu.cluster_managers.silent_runs import silent_runs
 
     return silent_runs(os.environ)
 

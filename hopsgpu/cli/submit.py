@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hopsgpu.backends.spark.submit_command import SubmitJob
+    from hopsgpu.cluster_managers.snapshot import Queue
+    from hopsgpu.cluster_managers.yarn.application_state import ApplicationState
+    from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
     from hopsgpu.storage.lake import LakePath
-    from hopsgpu.yarn.application_state import ApplicationState
-    from hopsgpu.yarn.resource_manager import ResourceManager
-    from hopsgpu.yarn.snapshot import Queue
 
 _PYTHON_ENV = "spark.hopsgpu.python_env"
 _IDLE_TIMEOUT = "spark.hopsgpu.idle_timeout"
@@ -227,17 +227,17 @@ def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) 
     from hopsgpu.backends.spark.pyspark_archives import with_bytecode
     from hopsgpu.backends.spark.submit_arguments import ship, submit_arguments
     from hopsgpu.backends.spark.submit_command import find_spark_submit, plan_submission
+    from hopsgpu.cluster_managers.yarn.queues import check_queue
+    from hopsgpu.cluster_managers.yarn.resource_manager import (
+        ResourceManager,
+        check_driver_credentials,
+        web_addresses,
+    )
     from hopsgpu.core.cache_directory import cache_directory
     from hopsgpu.packaging.python_env.kinds import recipe_for
     from hopsgpu.storage.hadoop_conf import HadoopConf
     from hopsgpu.storage.identity import ensure_credentials
     from hopsgpu.storage.spark_defaults import spark_defaults
-    from hopsgpu.yarn.queues import check_queue
-    from hopsgpu.yarn.resource_manager import (
-        ResourceManager,
-        check_driver_credentials,
-        web_addresses,
-    )
 
     defaults = spark_defaults(os.environ)
     if python_env is not None:
@@ -354,8 +354,8 @@ def _attend(
 ) -> ApplicationState:
     """Submit in cluster mode, and wait for the end unless the job is detached."""
     from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
+    from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
     from hopsgpu.storage.hadoop_conf import HadoopConf
-    from hopsgpu.yarn.node_manager import NodeManagers
 
     attended = SubmittedApplication(
         manager, NodeManagers(HadoopConf.load().get), job.tag or "", _say

@@ -1,7 +1,8 @@
 """Why a run does not train yet: one sentence and details for each state. Pure.
 
-A sentence says what happens now, or what is missing and who has it. `hopsgpu.yarn.wait_message` has
-the sentences that need YARN's numbers, and tests/unit/yarn/test_wait_reasons.py lists all of them.
+A sentence says what happens now, or what is missing and who has it. The sentences that need the
+cluster manager's numbers are in `hopsgpu.cluster_managers.wait_message`, and
+tests/unit/cluster_managers/test_wait_reasons.py lists all of them.
 """
 
 from __future__ import annotations

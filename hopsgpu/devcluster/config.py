@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hopsgpu.cluster_managers.yarn.gpu_resource import choose_gpu_resource
 from hopsgpu.devcluster.layout import (
     CONTAINERD,
     DATANODE,
@@ -23,7 +24,6 @@ from hopsgpu.devcluster.layout import (
 )
 from hopsgpu.devcluster.mig_profiles import parse_mig
 from hopsgpu.errors import ConfigError
-from hopsgpu.yarn.gpu_resource import choose_gpu_resource
 
 # Properties of the program that starts containers in Docker; this is no site file.
 CONTAINER_EXECUTOR = "container-executor"

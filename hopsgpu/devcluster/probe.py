@@ -8,12 +8,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hopsgpu.cluster_managers.yarn.answer_lists import join_repeated, with_lists
 from hopsgpu.devcluster.certificates import Certificates
 from hopsgpu.devcluster.config import ClusterSpec
 from hopsgpu.devcluster.layout import DATANODE, MASTER, ClusterLayout
 from hopsgpu.devcluster.realm import Realm, SignInError, realm_of, signed_in_as_superuser
 from hopsgpu.devcluster.state import ClusterState
-from hopsgpu.yarn.answer_lists import join_repeated, with_lists
 
 if TYPE_CHECKING:
     from requests import Session

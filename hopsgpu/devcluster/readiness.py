@@ -9,7 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from hopsgpu.backends.gang_queue import DEFAULT_PARTITION
 from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root
+from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
+from hopsgpu.cluster_managers.yarn.resource_manager import web_addresses
 from hopsgpu.devcluster import probe
 from hopsgpu.devcluster.config import ClusterSpec
 from hopsgpu.devcluster.daemons import last_lines
@@ -21,9 +24,6 @@ from hopsgpu.devcluster.state import ClusterState
 from hopsgpu.errors import ClusterError
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.units import count_of
-from hopsgpu.yarn.gang_queue import DEFAULT_PARTITION
-from hopsgpu.yarn.resource_manager import web_addresses
-from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE
 
 log = logging.getLogger(__name__)
 

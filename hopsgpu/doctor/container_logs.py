@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hopsgpu.cluster_managers.snapshot import Node
+from hopsgpu.cluster_managers.yarn.container_exits import last_reason
+from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.yarn.container_exits import last_reason
-from hopsgpu.yarn.node_manager import NodeManagers
-from hopsgpu.yarn.snapshot import Node
 
 _MAX_LOG_BYTES = 64 * 1024
 

@@ -15,6 +15,9 @@ from hopsgpu.backends.spark.container_image import (
     requested_image,
 )
 from hopsgpu.backends.spark.spark_location import find_spark
+from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
+from hopsgpu.cluster_managers.yarn.gpu_resource import SETTING, choose_gpu_resource
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.doctor import (
     facts as gather,
 )
@@ -35,9 +38,6 @@ from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.kerberos import is_kerberized
 from hopsgpu.storage.spark_defaults import spark_defaults
-from hopsgpu.yarn.gpu_resource import SETTING, choose_gpu_resource
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
-from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE
 
 _YARN = ("calculator", "gpus", "node managers", "queue")
 _LAKE_SECONDS = 20.0

@@ -13,11 +13,25 @@ from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
+from hopsgpu.backends.gang_queue import GangQueueReader
 from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root
 from hopsgpu.backends.inventory import Observer
 from hopsgpu.backends.spark.container_image import PYTHON, requested_image
 from hopsgpu.backends.spark.spark_location import cluster_spark
 from hopsgpu.backends.spark.spark_versions import jar_version
+from hopsgpu.cluster_managers.snapshot import Node
+from hopsgpu.cluster_managers.yarn.container_runtime import (
+    RuntimeProblem,
+    runtime_problem,
+    settings_of_runtime,
+)
+from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
+from hopsgpu.cluster_managers.yarn.rest_client import (
+    RESOURCE_MANAGER,
+    NoAnswer,
+    is_kerberos_required,
+)
 from hopsgpu.devcluster.admin import site_properties
 from hopsgpu.devcluster.java import java_of_spark
 from hopsgpu.doctor.kerberos_checks import Credentials
@@ -32,12 +46,6 @@ from hopsgpu.storage.identity import current_ticket, ensure_credentials, hadoop_
 from hopsgpu.storage.kerberos import keytab_of
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import choose_root
-from hopsgpu.yarn.container_runtime import RuntimeProblem, runtime_problem, settings_of_runtime
-from hopsgpu.yarn.gang_queue import GangQueueReader
-from hopsgpu.yarn.node_manager import NodeManagers
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
-from hopsgpu.yarn.rest_client import RESOURCE_MANAGER, NoAnswer, is_kerberos_required
-from hopsgpu.yarn.snapshot import Node
 
 Setting = Callable[[str], str | None]
 _WEB_SECONDS = (3.0, 5.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from hopsgpu.cluster_managers.yarn.container_runtime import RuntimeProblem
 from hopsgpu.doctor.node_probe import ContainerFacts, NodeFacts
 from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
 from hopsgpu.units import count_of
-from hopsgpu.yarn.container_runtime import RuntimeProblem
 
 IMAGE = "image"
 NAMES = ("shared memory", "limits", "network", "user", "tokens", "hadoop conf")

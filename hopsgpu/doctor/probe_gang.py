@@ -12,6 +12,7 @@ from hopsgpu.backends.gang_request import demand_of
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.settings import check_gang
+from hopsgpu.cluster_managers.capacity import check_possible
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.doctor.container_logs import ContainerLogs
@@ -22,7 +23,6 @@ from hopsgpu.launcher.api import plan, submit
 from hopsgpu.runs.run import Run
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import count_of
-from hopsgpu.yarn.capacity import check_possible
 
 _SHAPE: Mapping[str, Any] = {
     "gpus_per_worker": 1,

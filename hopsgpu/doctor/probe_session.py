@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.backends.spark.session import session as new_session
+from hopsgpu.cluster_managers.yarn.application_state import ApplicationState
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.bounded_calls import BoundedCall
-from hopsgpu.yarn.application_state import ApplicationState
-from hopsgpu.yarn.resource_manager import ResourceManager
 
 _NAME = "hopsgpu-doctor"
 _ENDING_SECONDS = 20.0

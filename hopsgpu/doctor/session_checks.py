@@ -6,6 +6,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hopsgpu.backends.spark.spark_versions import other_python
+from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.control.handshake import UnreachableError
 from hopsgpu.doctor import image_checks, node_checks
 from hopsgpu.doctor.container_logs import ContainerLogs
@@ -16,8 +18,6 @@ from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
 from hopsgpu.doctor.yarn_checks import YarnFacts, nodes_to_inspect
 from hopsgpu.errors import Cancelled, GangTimeout
 from hopsgpu.units import count_of
-from hopsgpu.yarn.node_manager import NodeManagers
-from hopsgpu.yarn.resource_manager import ResourceManager
 
 _SESSION_SECONDS = 120.0
 _GANG = "gang"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuNode
+from hopsgpu.cluster_managers.resources import Amount
+from hopsgpu.cluster_managers.snapshot import Node, Queue
+from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
+from hopsgpu.cluster_managers.yarn.gpu_resource import SETTING
+from hopsgpu.cluster_managers.yarn.queues import chain_of, check_queue
 from hopsgpu.core.spec import AGENT_MIB, HEAP_MIB
 from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
 from hopsgpu.errors import CapacityError, HopsGpuError
 from hopsgpu.units import count_of
-from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode
-from hopsgpu.yarn.gpu_resource import SETTING
-from hopsgpu.yarn.queues import chain_of, check_queue
-from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE, Amount
-from hopsgpu.yarn.snapshot import Node, Queue
 
 RANK_MIB = 512
 # The container of a gang of the doctor.

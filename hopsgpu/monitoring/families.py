@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuNode
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.queue_policy import Bound, queue_tag
 from hopsgpu.monitoring.labels import OTHER, clean
@@ -19,7 +20,6 @@ from hopsgpu.monitoring.observation import Look
 from hopsgpu.monitoring.run_totals import Histogram
 from hopsgpu.monitoring.runs_reader import LiveRun
 from hopsgpu.units import MIB
-from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -11,16 +11,16 @@ from typing import Any
 
 from hopsgpu.backends.gang_queue_root import configured_queues
 from hopsgpu.backends.inventory import Observer
+from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuType
+from hopsgpu.cluster_managers.devices import NodeAnswers
+from hopsgpu.cluster_managers.snapshot import Overview
+from hopsgpu.cluster_managers.yarn.gpu_resource import configured_gpu_resource
 from hopsgpu.core.queue_policy import Ticket
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.monitoring.runs_reader import Roots, RunsReader, RunsView
 from hopsgpu.monitoring.timed_sources import Source
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.timed_reads import ReadResult
-from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuType
-from hopsgpu.yarn.gpu_resource import configured_gpu_resource
-from hopsgpu.yarn.node_manager import NodeAnswers
-from hopsgpu.yarn.snapshot import Overview
 
 log = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from hopsgpu.artifacts.run_changes import RunChanges
 from hopsgpu.artifacts.run_uses import UsageFiles
 from hopsgpu.artifacts.runs import READERS, RunStore
+from hopsgpu.cluster_managers.yarn.queues import queue_path
 from hopsgpu.core.gpu_use import GpuUse
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.monitoring.run_digest import RunDigest, digest_of
 from hopsgpu.monitoring.run_totals import RunTotals, Totals
 from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.queues import queue_path
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuNode, GpuUser
 from hopsgpu.core.queue_policy import (
     MAX_PASSES,
     Bound,
@@ -18,7 +19,6 @@ from hopsgpu.core.queue_policy import (
 )
 from hopsgpu.display.run_view import RunSummary
 from hopsgpu.units import count_of
-from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuUser
 
 USED, FREE, BROKEN, UNKNOWN = "used", "free", "unhealthy", "unknown"
 _WHY = {

@@ -23,6 +23,7 @@ from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.run_logs import RankLog, log_file, log_sizes
 from hopsgpu.artifacts.run_uses import RunUses, read_uses
 from hopsgpu.artifacts.runs import READERS, RunStore, StoredRun, start_in_id
+from hopsgpu.cluster_managers.silent_runs import SilentRuns, silent_runs
 from hopsgpu.core.metrics import record_name
 from hopsgpu.core.queue_policy import QueueSnapshot
 from hopsgpu.core.run_record import RunRecord
@@ -37,11 +38,10 @@ from hopsgpu.web.log_pages import LogPart, read_part
 from hopsgpu.web.metric_series import MetricFiles, MetricPlots, last_attempt_directory
 from hopsgpu.web.node_use import HOUR, TAIL_BYTES, means_by_host, samples_in
 from hopsgpu.web.run_filter import RunFilter
-from hopsgpu.yarn.silent_runs import SilentRuns, silent_runs
 
 if TYPE_CHECKING:
-    from hopsgpu.yarn.application_state import ApplicationState
-    from hopsgpu.yarn.cluster_gpus import ClusterGpus
+    from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus
+    from hopsgpu.cluster_managers.yarn.application_state import ApplicationState
 
 log = logging.getLogger(__name__)
 
@@ -458,8 +458,8 @@ def live_sources(roots: Sequence[str], environ: Mapping[str, str]) -> Sources:
 def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any, Any, str]:
     from hopsgpu.backends.gang_queue_root import configured_queues
     from hopsgpu.backends.inventory import Observer
-    from hopsgpu.yarn.gpu_resource import configured_gpu_resource
-    from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+    from hopsgpu.cluster_managers.yarn.gpu_resource import configured_gpu_resource
+    from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 
     setting = HadoopConf.load(environ).get
     observer = Observer(setting, configured_gpu_resource(environ))

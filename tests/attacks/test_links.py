@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.backends.gang_queue import QueueMember, make_queue_dir, queued
 from hopsgpu.core.queue_policy import Bound, queue_tag, turn_name
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, PERMISSION
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.gang_queue import QueueMember, make_queue_dir, queued
 from tests.attacks.users import OTHER, as_other_user
 
 TAG = queue_tag("root.default")

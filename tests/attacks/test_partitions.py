@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.backends.gang_queue import (
+    _MAX_PARTITIONS,
+    GangQueueReader,
+    QueueMember,
+    make_queue_dir,
+)
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.gang_queue import _MAX_PARTITIONS, GangQueueReader, QueueMember, make_queue_dir
 from tests.attacks.users import as_other_user
 
 REAL = ("default", "gpu", "zeta")

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hdfs import InsecureClient
 
+from hopsgpu.backends.gang_queue import GangQueueReader, QueueMember, make_queue_dir, queued
 from hopsgpu.core import queue_policy
 from hopsgpu.core.queue_policy import (
     MAX_EXECUTORS,
@@ -45,7 +46,6 @@ from hopsgpu.core.queue_policy import (
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.gang_queue import GangQueueReader, QueueMember, make_queue_dir, queued
 
 NOW = 1_800_000_000_000
 TAG = queue_tag("root.default")

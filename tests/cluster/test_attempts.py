@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.run_values import RunStatus
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.cluster.test_launch import executor_jvms
 from tests.conftest import gpus_become, until

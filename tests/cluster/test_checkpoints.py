@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.in_ranks import who_and_where
 

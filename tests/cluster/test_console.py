@@ -11,7 +11,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 

@@ -16,12 +16,12 @@ from pyspark.sql.functions import array_repeat, col, udf
 
 import hopsgpu
 from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.core.run_record import fields_of
 from hopsgpu.data.cache import default_budget
 from hopsgpu.launcher import arguments
 from hopsgpu.runs.run import Run
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import until
 
 MEMORY = "288m"

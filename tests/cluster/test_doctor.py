@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import hopsgpu
-from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 

@@ -15,8 +15,8 @@ from optuna.distributions import FloatDistribution
 from pyspark.sql import SparkSession
 
 import hopsgpu
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.core.run_values import RunStatus
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gpus_become, until
 from tests.in_ranks import lose_executors_of_one_node, train_epochs
 

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.launcher import arguments
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import quiet
 from tests.conftest import gpus_become
 from tests.proxy import refusing_proxy

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.backends import gang_request
 from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.core.run_values import RunStatus
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gpus_become
 from tests.in_ranks import own_gpu
 

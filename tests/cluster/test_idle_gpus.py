@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.core.run_record import fields_of
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests import idle_runs, nvml_standin
 from tests.conftest import gpus_become
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu import devcluster
-from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 

@@ -22,8 +22,8 @@ from hopsgpu.artifacts.checkpoints import Checkpoints, complete_shards
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.run_logs import RankLog, log_sizes
 from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.cluster.test_records import call, steps_of
 from tests.conftest import gone, gpus_become, until

@@ -20,9 +20,9 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.linux import comm
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become, until
 from tests.in_ranks import Slow, gpus_in_use_seen_by, who_am_i, who_am_i_once_told

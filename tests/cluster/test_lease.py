@@ -19,11 +19,11 @@ import hopsgpu
 from hopsgpu.backends.gang_request import demand_of
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.cluster_managers.placement import preferred_hosts
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.core import queue_policy
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.launcher import arguments
-from hopsgpu.yarn.placement import preferred_hosts
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.cluster.test_launch import quiet
 from tests.conftest import executors_of, gone, gpus_become, until

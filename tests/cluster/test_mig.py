@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from hopsgpu import devcluster
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from tests.bounds import HANG_SECONDS
 from tests.conftest import conf_of_cluster, gpus_become
 from tests.contention import start_script

@@ -20,11 +20,11 @@ from hopsgpu import devcluster
 from hopsgpu.artifacts import publication
 from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.artifacts.models import ModelVersion
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.devcluster.layout import DATANODE
 from hopsgpu.linux import comm
 from hopsgpu.runs.run import Run
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gone, until
 from tests.in_ranks import (
     go_on,

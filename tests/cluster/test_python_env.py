@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env import commands
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.imported import what_is_imported
 from tests.cluster.test_launch import quiet
 from tests.travelling import PYTHON, make_wheel, whole_environment

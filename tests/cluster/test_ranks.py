@@ -24,10 +24,10 @@ import hopsgpu
 from hopsgpu.agent.addresses import interface_addresses
 from hopsgpu.agent.fork_servers import MAX_SERVERS
 from hopsgpu.attempts.rank_call import script_name
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.linux import parent_of
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.cluster.test_attempts import containers_of
 from tests.conftest import gone, gpus_become, until

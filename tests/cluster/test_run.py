@@ -18,9 +18,9 @@ import hopsgpu
 from hopsgpu import ModelStore
 from hopsgpu.artifacts.kept_files import read_kept
 from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake_root import default_root
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.cluster.test_launch import executor_jvms
 from tests.cluster.test_submit import ROOT, Started, client_env, ends, started

@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.core.run_record import parse
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become, until
 from tests.contention import start_script

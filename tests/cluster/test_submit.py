@@ -21,10 +21,10 @@ from hopsgpu import ModelStore
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.backends.spark.submit_arguments import pack
 from hopsgpu.backends.spark.submit_command import find_spark_submit
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.lake_root import default_root
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from tests.bounds import HANG_SECONDS
 from tests.conftest import as_in_a_terminal, gpus_become, until
 from tests.proxy import refusing_proxy

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.in_ranks import counts

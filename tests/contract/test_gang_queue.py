@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 from hdfs import InsecureClient
 
-from hopsgpu.core import queue_policy
-from hopsgpu.core.queue_policy import Bound, Candidate, decide_turn
-from hopsgpu.errors import StoreError
-from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.gang_queue import (
+from hopsgpu.backends.gang_queue import (
     GangQueueReader,
     QueueMember,
     StandingOffer,
     make_queue_dir,
     queued,
 )
+from hopsgpu.core import queue_policy
+from hopsgpu.core.queue_policy import Bound, Candidate, decide_turn
+from hopsgpu.errors import StoreError
+from hopsgpu.storage.lake import LakePath
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu import devcluster
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from tests.docker.images import SITE_PACKAGES, import_image
 
 TRAIN, BARE = "local/train:1", "local/bare:1"

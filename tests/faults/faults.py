@@ -24,10 +24,10 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu import devcluster
 from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.devcluster.layout import DATANODE, NAMENODE, ClusterLayout
 from hopsgpu.linux import comm
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.cluster.test_gpus import said_by
 from tests.conftest import gone, until

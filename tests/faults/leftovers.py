@@ -6,9 +6,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.gpu.node.leases import read_leases
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import until
 from tests.faults.launches import MODEL
 

@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from hopsgpu import devcluster
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become, until
 from tests.faults.conftest import SEEN

@@ -17,9 +17,9 @@ from pyarrow import parquet
 
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.cli.main import main
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become
 from tests.objects.emulators import Emulator

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from hopsgpu import devcluster
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.realm import Realm
 from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 Env = dict[str, str]
 

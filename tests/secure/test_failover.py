@@ -18,9 +18,9 @@ import requests
 from requests_gssapi import HTTPSPNEGOAuth
 
 from hopsgpu import devcluster
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from tests.bounds import HANG_SECONDS
 from tests.cluster.test_submit import Started, client_env, ends, started, submitting
 from tests.conftest import until

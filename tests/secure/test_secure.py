@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from hopsgpu import devcluster
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.cluster.test_submit import application_in, client_env, ends, started, submitting
 from tests.contention import start_script
@@ -118,7 +118,7 @@ QUEUE = """
     import hopsgpu
     from hopsgpu.errors import StoreError
     from hopsgpu.storage.lake import LakePath
-    from hopsgpu.yarn.gang_queue import make_queue_dir
+    from hopsgpu.backends.gang_queue import make_queue_dir
 
     queue = make_queue_dir(LakePath(sys.argv[1]), "hopsgpu", "queue")
     if sys.argv[2] == "file":

@@ -11,9 +11,9 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.cluster_managers.shortage import Shortage
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.core.queue_policy import Bound
-from hopsgpu.yarn.resource_manager import ResourceManager
-from hopsgpu.yarn.shortage import Shortage
 from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become, until
 from tests.contention import CONTENDER, both_finish, start_script

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from hopsgpu import devcluster
-from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.contention import start_script

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import pytest
 
 from hopsgpu import devcluster
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.storage.lake_root import default_root
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.cluster.test_gpus import BROKEN, said_by
 from tests.cluster.test_launch import executor_jvms

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import hopsgpu
-from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from tests.conftest import EXAMPLES, gpus_become
 
 Example = Callable[[str], ModuleType]

@@ -28,9 +28,9 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.cli.main import main
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.core.gang import GangState
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.unit.records import RecordedRun

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.storage.lake_root import default_root
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_run import (
     SMALL,
     copy_of,

@@ -27,7 +27,7 @@ LAYERS = (
     ("data", "packaging", "display"),
     ("rank", "tracking"),
     ("control",),
-    ("agent", "yarn"),
+    ("agent", "cluster_managers"),
     ("backends",),
     ("attempts", "spark", "monitoring"),
     ("runs",),

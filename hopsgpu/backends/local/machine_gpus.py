@@ -8,12 +8,12 @@ import time
 from collections.abc import Collection, Sequence
 
 from hopsgpu.backends.local.machine import own_gpus
+from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuNode, types_of
 from hopsgpu.errors import DiscoveryError
 from hopsgpu.gpu.node.devices import GpuDevice, foreign_processes
 from hopsgpu.gpu.node.discovery_script import describe_processes
 from hopsgpu.gpu.node.health import BAD
 from hopsgpu.gpu.node.leases import LeaseError, read_leases
-from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, types_of
 
 
 def machine_inventory(user: str) -> ClusterGpus:

@@ -10,18 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hopsgpu.backends.gang_application import GangApplication
+from hopsgpu.backends.gang_queue import DEFAULT_PARTITION, make_queue_dir
 from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root
 from hopsgpu.backends.spark.container_image import network_of, runtime_of
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.resource_profiles import ProfilePool
+from hopsgpu.cluster_managers.snapshot import Snapshot
+from hopsgpu.cluster_managers.yarn.container_runtime import runtime_problem, settings_of_runtime
+from hopsgpu.cluster_managers.yarn.lost_nodes import why_lost
+from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.container_runtime import runtime_problem, settings_of_runtime
-from hopsgpu.yarn.gang_queue import DEFAULT_PARTITION, make_queue_dir
-from hopsgpu.yarn.lost_nodes import why_lost
-from hopsgpu.yarn.node_manager import NodeManagers
-from hopsgpu.yarn.resource_manager import ResourceManager
-from hopsgpu.yarn.snapshot import Snapshot
 
 _MAX_ASKED_NODES = 16
 _SNAPSHOT_SECONDS = 10.0

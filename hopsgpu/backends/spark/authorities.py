@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hopsgpu.backends.spark.package_archive import with_entry
+from hopsgpu.cluster_managers.yarn.rest_client import scheme_of
 from hopsgpu.control.peer import AUTHORITIES, BUNDLE
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
-from hopsgpu.yarn.rest_client import scheme_of
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hopsgpu.cluster_managers.yarn.application_state import ApplicationState
+from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
+from hopsgpu.cluster_managers.yarn.queues import queue_path
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.core.bounded_reads import read_end
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.yarn.application_state import ApplicationState
-from hopsgpu.yarn.node_manager import NodeManagers
-from hopsgpu.yarn.queues import queue_path
-from hopsgpu.yarn.resource_manager import ResourceManager
 
 _POLL_SECONDS = 1.0
 # Time for a ResourceManager to restart, or for another one to take over.

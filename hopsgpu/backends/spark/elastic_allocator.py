@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from py4j.protocol import Py4JError
 
+from hopsgpu.backends.gang_queue import StandingOffer
 from hopsgpu.backends.gang_request import AcquisitionClock, Request
 from hopsgpu.backends.spark.barrier_job import GangJob, agent_task, refuse_hopeless
 from hopsgpu.backends.spark.elastic_jobs import ElasticJobAllocator
@@ -27,12 +28,11 @@ from hopsgpu.backends.spark.release import (
     report,
 )
 from hopsgpu.backends.spark.token_renewal import read_tokens
+from hopsgpu.cluster_managers.snapshot import Snapshot
 from hopsgpu.core.gang import PART_SECONDS, GangState
 from hopsgpu.core.queue_policy import RENEW_SECONDS, queue_tag
 from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason, granted_part, silent_yarn
 from hopsgpu.errors import Cancelled, HopsGpuError, StoreError
-from hopsgpu.yarn.gang_queue import StandingOffer
-from hopsgpu.yarn.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 

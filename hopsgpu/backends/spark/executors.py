@@ -20,6 +20,8 @@ from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, Task, refuse_hopeless
 from hopsgpu.backends.spark.jvm import wait_until
 from hopsgpu.backends.spark.log4j import CapturedLog
+from hopsgpu.cluster_managers.yarn.container_exits import container_exit
+from hopsgpu.cluster_managers.yarn.resource_manager import PriorityContainers
 from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer, serve
@@ -28,8 +30,6 @@ from hopsgpu.core.own_log import level
 from hopsgpu.errors import ConfigError
 from hopsgpu.linux import allow_descriptors
 from hopsgpu.units import count_of
-from hopsgpu.yarn.container_exits import container_exit
-from hopsgpu.yarn.resource_manager import PriorityContainers
 
 log = logging.getLogger(__name__)
 

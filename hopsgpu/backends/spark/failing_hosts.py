@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, defaultdict
 
-from hopsgpu.yarn.container_exits import ContainerExit
+from hopsgpu.cluster_managers.yarn.container_exits import ContainerExit
 
 # A single end may have any cause.
 _MIN_ENDS = 2

@@ -10,14 +10,14 @@ from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.settings import check_gang, is_cluster_mode
 from hopsgpu.backends.spark.spark_versions import slot_check_warning
 from hopsgpu.backends.spark.token_renewal import expiry_warnings
+from hopsgpu.cluster_managers.capacity import check_possible, cores_per_gpu
+from hopsgpu.cluster_managers.snapshot import Snapshot
 from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.gpu_names import may_have_type
 from hopsgpu.core.gpu_types import hosts_of_whole_gpus, marker_of, nodes_with
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan, shape_of
 from hopsgpu.errors import CapacityError, ConfigError
 from hopsgpu.storage.identity import ensure_credentials
-from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
-from hopsgpu.yarn.snapshot import Snapshot
 
 
 def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:

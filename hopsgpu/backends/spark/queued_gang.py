@@ -9,8 +9,14 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterator
 
+from hopsgpu.backends.gang_queue import QueueMember, queued
 from hopsgpu.backends.gang_request import AcquisitionClock, Request, demand_of
 from hopsgpu.backends.spark.application import Application
+from hopsgpu.cluster_managers.placement import preferred_hosts
+from hopsgpu.cluster_managers.request_without_room import why_request_without_room
+from hopsgpu.cluster_managers.shortage import Shortage, shortage
+from hopsgpu.cluster_managers.snapshot import Snapshot
+from hopsgpu.cluster_managers.wait_message import shortage_reason
 from hopsgpu.core import wait_reasons
 from hopsgpu.core.gang import AcquisitionProgress, Exclusions
 from hopsgpu.core.queue_policy import (
@@ -28,12 +34,6 @@ from hopsgpu.core.queue_policy import (
 )
 from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason, name_application
 from hopsgpu.errors import HopsGpuError, StoreError
-from hopsgpu.yarn.gang_queue import QueueMember, queued
-from hopsgpu.yarn.placement import preferred_hosts
-from hopsgpu.yarn.request_without_room import why_request_without_room
-from hopsgpu.yarn.shortage import Shortage, shortage
-from hopsgpu.yarn.snapshot import Snapshot
-from hopsgpu.yarn.wait_message import shortage_reason
 
 log = logging.getLogger(__name__)
 

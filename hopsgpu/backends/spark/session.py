@@ -46,6 +46,9 @@ from hopsgpu.backends.spark.spark_versions import (
     refuse,
     version_problem,
 )
+from hopsgpu.cluster_managers.yarn.gpu_resource import SPARK_SETTING, choose_gpu_resource
+from hopsgpu.cluster_managers.yarn.queues import check_queue
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gpu_types import parse_markers
 from hopsgpu.core.image_names import check_image_name
@@ -57,9 +60,6 @@ from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 from hopsgpu.storage.identity import ensure_credentials
 from hopsgpu.storage.spark_defaults import spark_defaults
 from hopsgpu.tracebacks import VARIABLE as LOG
-from hopsgpu.yarn.gpu_resource import SPARK_SETTING, choose_gpu_resource
-from hopsgpu.yarn.queues import check_queue
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -30,14 +30,14 @@ from hopsgpu.backends.spark.package_archive import (
 )
 from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, is_cluster_mode
 from hopsgpu.backends.spark.shell_safety import check_line
+from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
+from hopsgpu.cluster_managers.yarn.gpu_resource import SPARK_SETTING, choose_gpu_resource
 from hopsgpu.core.gpu_types import parse_markers
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
 from hopsgpu.packaging.modules import SHIPPED_MODULES_DIR as MODULES
 from hopsgpu.packaging.modules import PackedModules, pack_modules, root_of_script
 from hopsgpu.storage.spark_defaults import read_properties, spark_defaults
-from hopsgpu.yarn.gpu_resource import SPARK_SETTING, choose_gpu_resource
-from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE
 
 # The Python paths of the driver in cluster mode, and of executors.
 _PYTHON_PATHS = ("spark.yarn.appMasterEnv.PYTHONPATH", "spark.executorEnv.PYTHONPATH")

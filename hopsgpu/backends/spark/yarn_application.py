@@ -24,12 +24,12 @@ from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.package_archive import ship_package
 from hopsgpu.backends.spark.settings import check_python, check_session
 from hopsgpu.backends.spark.yarn_driver import act_for_submitter
+from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
+from hopsgpu.cluster_managers.yarn.gpu_resource import SETTING, SPARK_SETTING, choose_gpu_resource
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.spec import GangSpec, LaunchPlan
 from hopsgpu.errors import ConfigError
-from hopsgpu.yarn.gpu_resource import SETTING, SPARK_SETTING, choose_gpu_resource
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
-from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE
 
 
 class YarnApplication(Application):

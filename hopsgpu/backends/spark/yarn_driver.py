@@ -11,12 +11,12 @@ from pyspark import SparkContext
 
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.settings import check_session, check_submitted, is_cluster_mode
+from hopsgpu.cluster_managers.yarn.gpu_resource import SPARK_SETTING, choose_gpu_resource
 from hopsgpu.control.peer import lake_environment
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.hadoop_tokens import name_configured_tokens
 from hopsgpu.storage.identity import PROXY_USER, ensure_credentials
 from hopsgpu.storage.kerberos import CACHE, KEYTAB, named_keytab
-from hopsgpu.yarn.gpu_resource import SPARK_SETTING, choose_gpu_resource
 
 log = logging.getLogger(__name__)
 

@@ -30,6 +30,9 @@ from hopsgpu.attempts.retry_policy import FailureCause
 from hopsgpu.attempts.return_values import Value
 from hopsgpu.backends.gang_allocation import GangAllocation
 from hopsgpu.backends.spark.barrier_job import GangJob
+from hopsgpu.cluster_managers.resources import NOTHING
+from hopsgpu.cluster_managers.snapshot import Node
+from hopsgpu.cluster_managers.yarn.lost_nodes import why_lost
 from hopsgpu.control.channel import Channel, Message, new_secret
 from hopsgpu.control.handshake import connect
 from hopsgpu.control.server import ControlServer, serve
@@ -41,9 +44,6 @@ from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, GpusIdle, Sto
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.rank import context as context_module
 from hopsgpu.storage.digests import FileFacts
-from hopsgpu.yarn.lost_nodes import why_lost
-from hopsgpu.yarn.resources import NOTHING
-from hopsgpu.yarn.snapshot import Node
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.unit import plans

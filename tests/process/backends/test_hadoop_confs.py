@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.cluster_managers.yarn.resource_manager import web_addresses
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.hdfs import Hdfs
-from hopsgpu.yarn.resource_manager import web_addresses
 from tests.bounds import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]

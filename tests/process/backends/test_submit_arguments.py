@@ -34,20 +34,20 @@ from hopsgpu.backends.spark.submit_command import (
 )
 from hopsgpu.backends.spark.yarn_driver import settings_inside
 from hopsgpu.cli.main import main
+from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
+from hopsgpu.cluster_managers.yarn.application_state import ApplicationState, application_state_of
+from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.gpu.script_archive import ALIAS
 from hopsgpu.packaging.modules import SHIPPED_MODULES_DIR, import_roots, pack_modules
 from hopsgpu.packaging.python_env.builder import ensure_built, url_on_lake
 from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.application_state import ApplicationState, application_state_of
-from hopsgpu.yarn.node_manager import NodeManagers
-from hopsgpu.yarn.resource_manager import ResourceManager
-from hopsgpu.yarn.resources import DEFAULT_GPU_RESOURCE
 from tests.bounds import HANG_SECONDS
 from tests.process.backends.python import run_python
+from tests.unit.cluster_managers.test_cluster_gpus import configuration, yarn_answers
 from tests.unit.rest import serving
-from tests.unit.yarn.test_cluster_gpus import configuration, yarn_answers
 
 HERE = "/v/bin/python"
 PYTHON_ENV = "spark.hopsgpu.python_env"
@@ -509,7 +509,9 @@ def test_a_python_environment_is_on_the_lake_before_there_is_a_driver(
     (tmp_path / "yarn-site.xml").write_text("<configuration/>")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     monkeypatch.setattr(ResourceManager, "queues", lambda manager: None)
-    monkeypatch.setattr("hopsgpu.yarn.queues.check_queue", lambda name, queues: None)
+    monkeypatch.setattr(
+        "hopsgpu.cluster_managers.yarn.queues.check_queue", lambda name, queues: None
+    )
     started: list[list[str]] = []
     environs: list[Mapping[str, str]] = []
 

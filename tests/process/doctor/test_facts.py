@@ -19,6 +19,10 @@ from typing import Any
 import pytest
 
 from hopsgpu.backends.spark import spark_versions
+from hopsgpu.cluster_managers.resources import NOTHING, Amount
+from hopsgpu.cluster_managers.snapshot import Node, Queue, Snapshot, User
+from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.devcluster.site_files import xml_text
@@ -29,16 +33,12 @@ from hopsgpu.doctor.machine_checks import DriverMachine
 from hopsgpu.doctor.probe_session import first_cause
 from hopsgpu.errors import GangTimeout, HopsGpuError
 from hopsgpu.storage.bounded_calls import BoundedCall
-from hopsgpu.yarn.node_manager import NodeManagers
-from hopsgpu.yarn.resource_manager import ResourceManager
-from hopsgpu.yarn.resources import NOTHING, Amount
-from hopsgpu.yarn.snapshot import Node, Queue, Snapshot, User
 from tests.bounds import HANG_SECONDS
+from tests.unit.cluster_managers.test_cluster_gpus import yarn_answers
+from tests.unit.cluster_managers.test_resource_manager import Ticket
 from tests.unit.doctor.test_checks import CLUSTER, NODE, gpu_node, gpus
 from tests.unit.doctor.test_checks import node as yarn_node
 from tests.unit.rest import serving
-from tests.unit.yarn.test_cluster_gpus import yarn_answers
-from tests.unit.yarn.test_resource_manager import Ticket
 
 
 def test_the_version_of_a_java_is_in_its_directory(tmp_path: Path) -> None:

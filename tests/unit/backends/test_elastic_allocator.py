@@ -19,12 +19,12 @@ from hopsgpu.backends.spark import elastic_allocator, executors, pending_executo
 from hopsgpu.backends.spark.elastic_allocator import YarnElasticAllocator
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
+from hopsgpu.cluster_managers.yarn.resource_manager import PriorityContainers
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.yarn.resource_manager import PriorityContainers
 from tests.conftest import until
 from tests.unit import plans
 from tests.unit.backends.removals import removals

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from hopsgpu.backends.spark.fit import fit_on_yarn
 from hopsgpu.core.spec import GangSpec
-from tests.unit.yarn.test_capacity import recorded
+from tests.unit.cluster_managers.test_capacity import recorded
 
 
 def test_problems_of_the_snapshot_are_warnings_of_the_plan() -> None:

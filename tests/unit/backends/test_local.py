@@ -20,6 +20,7 @@ from hopsgpu.backends.local.machine import NO_GPU, Machine, fit_on_machine, usab
 from hopsgpu.backends.local.machine_gpus import machine_gpus
 from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.session import default_master
+from hopsgpu.cluster_managers.cluster_gpus import GpuType
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.core.spec import GangSpec, GpuRequest
 from hopsgpu.core.wait_reasons import WaitReason, other_gang_here
@@ -30,7 +31,6 @@ from hopsgpu.gpu.node.devices import GpuDevice, GpuProcess
 from hopsgpu.gpu.node.health import Readings
 from hopsgpu.gpu.node.leases import Leases, lease_directory, try_lock
 from hopsgpu.storage.root import choose_root
-from hopsgpu.yarn.cluster_gpus import GpuType
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 

@@ -16,6 +16,7 @@ from hopsgpu.backends.gang_request import AcquisitionClock
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.placeholder_acquisition import PlaceholderAcquisition
+from hopsgpu.cluster_managers.yarn.resource_manager import PriorityContainers
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.peer import DriverEndpoint
@@ -29,7 +30,6 @@ from hopsgpu.core.wait_reasons import (
     starting_executors,
 )
 from hopsgpu.errors import ConfigError, DiscoveryError, GangTimeout
-from hopsgpu.yarn.resource_manager import PriorityContainers
 from tests.unit import plans
 from tests.unit.backends.removals import removals
 

@@ -11,9 +11,9 @@ import pytest
 from hopsgpu.backends.gang_request import AcquisitionClock
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.queued_gang import QueuedGang
-from hopsgpu.yarn.resources import Amount
+from hopsgpu.cluster_managers.resources import Amount
 from tests.unit import plans
-from tests.unit.yarn.test_capacity import node, snap
+from tests.unit.cluster_managers.test_capacity import node, snap
 
 WHOLE = Amount(2, 8, 16384)
 

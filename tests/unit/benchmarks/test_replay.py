@@ -23,9 +23,9 @@ from benchmarks.simulation.cluster import Cluster, nodes_like_philly
 from benchmarks.simulation.gang_queue import containers_for
 from benchmarks.simulation.trace import Job, fitted, generate
 from benchmarks.simulation.world import Costs, Record, World, unhindered_wait
+from hopsgpu.cluster_managers.demand import Demand
+from hopsgpu.cluster_managers.shortage import shortage
 from hopsgpu.core.queue_policy import MAX_PASSES, Bound
-from hopsgpu.yarn.demand import Demand
-from hopsgpu.yarn.shortage import shortage
 
 COSTS = Costs(
     start=8.0,

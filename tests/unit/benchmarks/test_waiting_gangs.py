@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks.simulation.name_node import NameNode
 from benchmarks.simulation.waiting_gangs import WaitingGangs, cost_of
+from hopsgpu.backends.gang_queue import QueueMember
 from hopsgpu.core.queue_policy import Bound, QueueSnapshot, poll_seconds, queue_tag, renewal_seconds
-from hopsgpu.yarn.gang_queue import QueueMember
 
 QUEUE = queue_tag("root.open")
 NODES = (8,)

@@ -23,11 +23,16 @@ from rich.console import Console
 
 from hopsgpu.cli.gpu_tables import tables
 from hopsgpu.cli.main import main
-from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
+from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 from tests.bounds import HANG_SECONDS
 from tests.conftest import as_in_a_terminal
+from tests.unit.cluster_managers.test_cluster_gpus import (
+    FIELD_NAMES,
+    RESOURCES,
+    configuration,
+    yarn_answers,
+)
 from tests.unit.rest import Daemon, serving
-from tests.unit.yarn.test_cluster_gpus import FIELD_NAMES, RESOURCES, configuration, yarn_answers
 
 NOW = 1_795_300_000.0
 A100 = GpuType("NVIDIA A100-SXM4-80GB", 81559, 2)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.cluster_managers.yarn.resource_manager import web_addresses
 from hopsgpu.devcluster import site_files
 from hopsgpu.devcluster.boot import heap_mib
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf
@@ -22,7 +23,6 @@ from hopsgpu.devcluster.ports import port_names
 from hopsgpu.devcluster.standby import arguments_of
 from hopsgpu.devcluster.state import ClusterState
 from hopsgpu.errors import ConfigError
-from hopsgpu.yarn.resource_manager import web_addresses
 from tests.bounds import HANG_SECONDS
 
 WHOLE = ClusterSpec(kerberos=True, https=True, namenode_ha=True, resourcemanager_ha=True)

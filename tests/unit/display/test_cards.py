@@ -9,6 +9,7 @@ from typing import Protocol
 import pytest
 
 from hopsgpu.artifacts.versions import ModelVersion
+from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline, WorldReport
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
@@ -17,7 +18,6 @@ from hopsgpu.display.progress import progress_of
 from hopsgpu.runs.gang_result import GangResult
 from hopsgpu.runs.run import Run
 from hopsgpu.runs.status_board import GangBoard
-from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
 
 NASTY = "<script>alert(1)</script>"
 

@@ -8,6 +8,9 @@ import pytest
 
 from hopsgpu.backends.spark.settings import SESSION_DEFAULTS
 from hopsgpu.cli.doctor import describe_check
+from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
+from hopsgpu.cluster_managers.resources import NOTHING, Amount
+from hopsgpu.cluster_managers.snapshot import Node, Queue
 from hopsgpu.doctor import machine_checks, node_checks, settings_checks, yarn_checks
 from hopsgpu.doctor.lake_checks import LakeFacts, check_lake
 from hopsgpu.doctor.machine_checks import DriverMachine, HadoopClient
@@ -21,9 +24,6 @@ from hopsgpu.doctor.node_probe import (
 from hopsgpu.doctor.report import Check, CheckState, join_names, ok, unknown, wrong
 from hopsgpu.doctor.yarn_checks import YarnFacts
 from hopsgpu.frameworks.cuda import oldest_driver, version_of
-from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
-from hopsgpu.yarn.resources import NOTHING, Amount
-from hopsgpu.yarn.snapshot import Node, Queue
 
 HERE = DriverMachine(
     17, "/jdk/bin/java, by JAVA_HOME", "3.11.7", "python3", "4.3.0", "4.3.0", "/spark"

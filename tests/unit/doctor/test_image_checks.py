@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from hopsgpu.cluster_managers.yarn.container_runtime import RuntimeProblem
 from hopsgpu.doctor.image_checks import NAMES, check_containers, check_image
 from hopsgpu.doctor.node_probe import ContainerFacts
 from hopsgpu.doctor.report import Check
-from hopsgpu.yarn.container_runtime import RuntimeProblem
 from tests.unit.doctor.test_checks import NODE
 
 GOOD = ContainerFacts(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.backends.gang_queue import QueueMember, make_queue_dir, queued
 from hopsgpu.doctor.facts import queue_facts
 from hopsgpu.doctor.queue_checks import QueueDirectory, QueueFacts, check_gang_queue
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.gang_queue import QueueMember, make_queue_dir, queued
 
 URL = "hdfs://nn:8020/tmp/hopsgpu/locks/blue"
 PARENTS = tuple(

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 from hopsgpu.core.end_reason import EndReason
 from hopsgpu.core.gpu_use import GpuUse
 from hopsgpu.core.queue_policy import Bound, Ticket, queue_tag
@@ -21,7 +22,6 @@ from hopsgpu.monitoring.observation import Look, SourceState, WaitingGang, Waiti
 from hopsgpu.monitoring.run_digest import GpuReading, RunDigest, ScoreProgress
 from hopsgpu.monitoring.run_totals import RunTotals
 from hopsgpu.monitoring.runs_reader import LiveRun, RunsView
-from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 
 NOW = 1_795_300_000.0
 A100 = GpuType("NVIDIA A100", 81559, 4)

@@ -12,14 +12,19 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.backends.gang_queue import QueueMember, make_queue_dir
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.monitoring.observation import Look, Monitor, WaitingGangs
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.gang_queue import QueueMember, make_queue_dir
 from tests.bounds import HANG_SECONDS
+from tests.unit.cluster_managers.test_cluster_gpus import (
+    FIELD_NAMES,
+    RESOURCES,
+    configuration,
+    yarn_answers,
+)
 from tests.unit.records import RecordedRun
 from tests.unit.rest import Daemon, serving
-from tests.unit.yarn.test_cluster_gpus import FIELD_NAMES, RESOURCES, configuration, yarn_answers
 
 RUN = "fit-20261120-230000-aaaaaa"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import requests
 
+from hopsgpu.cluster_managers.yarn.rest_client import get_json
 from hopsgpu.storage.lake import LakePath
-from hopsgpu.yarn.rest_client import get_json
 from tests.proxy import Proxy, refusing_proxy
 from tests.unit.rest import AnsweringHandler, http_server, serving
 
@@ -81,7 +81,7 @@ def test_webhdfs_is_asked_directly(proxy: Proxy, redirecting: str) -> None:
 def test_other_settings_of_the_environment_count(
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Certificates: tests/unit/yarn/test_resource_manager.py."""
+    """Certificates: tests/unit/cluster_managers/test_resource_manager.py."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login alice password secret\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     with serving({"/a": 1}) as daemon:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.cluster_managers.yarn.resource_manager import web_addresses
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.yarn.resource_manager import web_addresses
 
 
 def site(directory: Path, text: str, name: str = "yarn-site.xml") -> Path:

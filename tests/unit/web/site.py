@@ -8,13 +8,13 @@ from pathlib import Path
 
 from starlette.testclient import TestClient
 
+from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus
+from hopsgpu.cluster_managers.yarn.application_state import ApplicationState
 from hopsgpu.core.queue_policy import QueueSnapshot
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.web.access import Secrets, Server
 from hopsgpu.web.page_sources import Sources
 from hopsgpu.web.routes import application
-from hopsgpu.yarn.application_state import ApplicationState
-from hopsgpu.yarn.cluster_gpus import ClusterGpus
 
 KNOWN = Secrets("the-token", "the-session", "the-form")
 HOST = "http://127.0.0.1:8420"

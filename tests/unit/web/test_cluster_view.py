@@ -11,7 +11,7 @@ from hopsgpu.core.queue_policy import Bound, Offer, QueueSnapshot, Ticket, TurnH
 from hopsgpu.display.run_view import RunSummary
 from hopsgpu.web.cluster_view import FREE, UNKNOWN, USED, cluster_view, queue_view
 from tests.unit.cli.test_gpus import FOUND
-from tests.unit.yarn.test_cluster_gpus import seen
+from tests.unit.cluster_managers.test_cluster_gpus import seen
 
 NAMES = [
     *("capacity_half", "capacity_labels", "capacity_user_limit", "capacity_over", "fair"),

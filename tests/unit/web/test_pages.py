@@ -16,13 +16,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from hopsgpu.artifacts.models import ModelStore
+from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus
+from hopsgpu.cluster_managers.silent_runs import SilentRuns
+from hopsgpu.cluster_managers.yarn.application_state import application_state_of
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.core.queue_policy import Bound, QueueSnapshot, Ticket, TurnHolder, queue_tag
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.web import page_sources
-from hopsgpu.yarn.application_state import application_state_of
-from hopsgpu.yarn.cluster_gpus import ClusterGpus
-from hopsgpu.yarn.resource_manager import ResourceManager
-from hopsgpu.yarn.silent_runs import SilentRuns
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.unit.cli.test_gpus import FOUND
