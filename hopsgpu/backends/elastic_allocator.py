@@ -22,8 +22,8 @@ from hopsgpu.units import count_of
 
 log = logging.getLogger(__name__)
 
-# Executors that get no rank are parked, because YARN would otherwise grant them again. The limit is
-# the number of GPUs of a large node.
+# Executors that get no rank are parked, because the cluster manager would otherwise grant them
+# again. The limit is the number of GPUs of a large node.
 _MAX_PARKED = 8
 _POLL_SECONDS = 0.1
 
@@ -135,7 +135,8 @@ class ElasticAllocator(ABC):
     def exclude(self, exclusions: Exclusions) -> list[int]:
         """Exclude these nodes and GPUs from now on, and no others.
 
-        A parked executor that is not excluded any more is released, so that YARN grants another.
+        A parked executor that is not excluded any more is released, so that the cluster manager
+        grants another.
 
         Returns:
             The keys of agents that get no more ranks.

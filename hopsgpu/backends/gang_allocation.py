@@ -49,7 +49,7 @@ class GangAllocation:
         job: the job that runs the agents; it ends when an executor is lost.
         explain_loss: returns why an executor was lost, given the job's reason and the host.
         release_part: releases executors by the keys of their agents, while the others continue;
-            returns whether the ResourceManager has confirmed it. Afterwards the gang is not whole.
+            returns whether the cluster manager has confirmed it. Afterwards the gang is not whole.
         read_tokens: reads the submitter's HDFS tokens, in Hadoop's format; b"" if there are none.
         job_by_key: the jobs by the keys of the agents, if each executor has its own job.
     """

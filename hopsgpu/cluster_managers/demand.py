@@ -1,4 +1,4 @@
-"""The executors that a gang requests from YARN, and how many of them fit into a bound. Pure."""
+"""The executors that a gang requests, and how many of them fit into a bound. Pure."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ def preferred_hosts(demand: Demand, snapshot: Snapshot) -> tuple[str, ...]:
     capacity, so that large nodes stay free for gangs that need them.
 
     Returns:
-        Hosts, one per executor. If not all executors fit, the result is empty, and YARN chooses;
-        but for a snapshot with limited hosts, the result is these hosts in turn, the one with the
-        most free GPUs first.
+        Hosts, one per executor. If not all executors fit, the result is empty, and the cluster
+        manager chooses; but for a snapshot with limited hosts, the result is these hosts in turn,
+        the one with the most free GPUs first.
     """
     container = snapshot.granted_size(demand.container)
     free = {node.host: node.total - node.used for node in snapshot.running}

@@ -82,7 +82,8 @@ def may_follow(state: GangState, following: GangState) -> bool:
     return following in _NEXT[state]
 
 
-# A partial allocation keeps other gangs from being whole, and YARN grants what it can in seconds.
+# A partial allocation keeps other gangs from being whole, and the cluster manager grants what it
+# can in seconds.
 PART_SECONDS = 30.0
 _MIN_LOST = 3
 _MIN_PARKED = 8
@@ -106,10 +107,11 @@ class AcquisitionProgress:
 
     Attributes:
         connected: executors that are connected to the driver.
-        granted: containers that YARN has granted, including the connected ones.
-        since: the clock's reading when `granted` last grew, or when YARN was asked.
+        granted: containers that the cluster manager has granted, including the connected ones.
+        since: the clock's reading when `granted` last grew, or when the cluster manager was asked.
         lost: containers that ended, for example because they found no GPU or no Python.
-        parked: executors that get no rank and are kept, so that YARN does not grant them again.
+        parked: executors that get no rank and are kept, so that the cluster manager does not grant
+            them again.
         is_settled: whether every executor has introduced itself.
     """
 
@@ -126,10 +128,11 @@ def decide_acquire(
 ) -> Verdict:
     """Decide whether the gang is whole, continues to wait, or must release its partial allocation.
 
-    If YARN has granted the whole gang, the gang waits for its executors to start, however long that
-    takes. The partial allocation is released, so that other gangs can be whole, if
+    If the cluster manager has granted the whole gang, the gang waits for its executors to start,
+    however long that takes. The partial allocation is released, so that other gangs can
+    be whole, if
 
-    - YARN has granted nothing more for 30 s,
+    - the cluster manager has granted nothing more for 30 s,
     - more containers have ended than the gang needs, and at least four, or
     - more executors are parked than the gang needs, and more than a large node has GPUs (8).
     """
@@ -185,7 +188,7 @@ class GangExecutor:
 
     Attributes:
         key: identifies the agent on the control channel.
-        container_id: YARN's id.
+        container_id: the ID that the cluster manager gave.
         address: address at which other containers reach it.
         gpus: UUIDs that the discovery script gave it, and that Spark assigns.
         interface: network interface of the address; "" if it is unknown.

@@ -1,4 +1,4 @@
-"""Whose turn it is to ask YARN for a gang's executors: file names go in, decisions come out.
+"""Whose turn it is to request a gang's executors: file names go in, decisions come out.
 
 Waiting gangs form one queue per cluster partition, across applications and users. The queue of
 gangs is a directory on the lake that holds only empty files:
@@ -129,7 +129,7 @@ class Ticket:
             queue.
         bound: the limit that kept the gang from being granted at its last poll.
         passed: how often later tickets have passed this one; not counted beyond `MAX_PASSES`.
-        application: YARN's ID.
+        application: the ID that the cluster manager gave.
         turns: how many turns the gang has had.
     """
 
@@ -278,7 +278,7 @@ class IgnoredFile:
 
 @dataclass(frozen=True)
 class TurnHolder:
-    """The gang that asks YARN; its application is "" if it is unknown."""
+    """The gang that asks the cluster manager; its application is "" if it is unknown."""
 
     application: str
     user: str
@@ -444,9 +444,8 @@ class _Ranking:
     """Ranks the tickets of a queue, in order.
 
     Gangs of one kind wait for the same resources: a gang is not served before those of its kind
-    ahead, but freed GPUs may serve the first gang of each kind. Gangs at the limit of one YARN
-    queue, or of a user there, are of one kind. Other gangs are of one kind if they have the same
-    size.
+    ahead, but freed GPUs may serve the first gang of each kind. Gangs at the limit of one queue,
+    or of a user there, are of one kind. Other gangs are of one kind if they have the same size.
 
     The rank is the product of two positions, less one: the position of the kind, and that of the
     gang within its kind. Positions count from 1 in the order of the queue. Gangs at limits do not
@@ -551,14 +550,14 @@ class GangsAhead:
 
 @dataclass(frozen=True)
 class TurnDecision:
-    """A decision whether to ask YARN now.
+    """A decision whether to ask the cluster manager now.
 
     Attributes:
         may_take: whether the gang may take the turn.
-        obstacle: for whom the gang waits in the queue: the gang that asks YARN, or gangs ahead;
-            None if it does not wait for other gangs, or does not know for which.
-        is_behind: whether gangs ahead are served first; None while another gang asks YARN, because
-            that gang has no ticket in the queue.
+        obstacle: for whom the gang waits in the queue: the gang that asks the cluster manager, or
+            gangs ahead; None if it does not wait for other gangs, or does not know for which.
+        is_behind: whether gangs ahead are served first; None while another gang asks the cluster
+            manager, because that gang has no ticket in the queue.
         problem: why the queue could not be read; "" if it was.
     """
 
@@ -582,7 +581,7 @@ class Candidate:
 
 
 class Probes:
-    """Decides when a gang asks YARN although it does not fit, where that can help.
+    """Decides when a gang asks the cluster manager although it does not fit, where that can help.
 
     No other gang can ask during a probe. So only a gang that has been first for a while probes: if
     each gang behind probed too, gangs that fit could never ask.
@@ -628,8 +627,8 @@ def decide_turn(
 
     Args:
         node_gpus: number of all GPUs of each node, used or not.
-        is_probe: whether to ask although the gang does not fit, because YARN may preempt others or
-            add nodes for it.
+        is_probe: whether to ask although the gang does not fit, because the cluster manager may
+            preempt others or add nodes for it.
     """
     if queue.turn_holder is not None:
         return TurnDecision(False, queue.turn_holder, is_behind=None)

@@ -30,7 +30,7 @@ class Timeline:
         started: the function ran in all ranks.
         returned: the last rank had ended.
         published: the model was on the lake.
-        released: the ResourceManager showed that the GPUs were released.
+        released: the cluster manager showed that the GPUs were released.
     """
 
     __module__ = "hopsgpu.types"

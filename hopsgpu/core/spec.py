@@ -142,7 +142,7 @@ class GangSpec:
         cores_per_worker: cores of each rank; None for the node's share of cores per GPU.
         memory_per_worker: bytes that a rank may use.
         placement: "pack" for as many ranks as fit into one container, "spread" for one on each
-            node, None to leave it to YARN.
+            node, None to leave it to the cluster manager.
         gpu_type: words of the GPUs' product name, or None for any GPU.
         parameter_servers: processes without a GPU beside the workers, for TensorFlow's
             ParameterServerStrategy.
@@ -315,7 +315,7 @@ def _check_variables(variables: object) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class ExecutorShape:
-    """The resources that one executor requests from YARN.
+    """The resources that one executor requests from the cluster manager.
 
     Attributes:
         cores: virtual cores.
@@ -364,7 +364,7 @@ class LaunchPlan:
         spec: the gang, as requested.
         executors: number of executors; the largest number of an elastic gang.
         ranks_per_executor: ranks in each executor.
-        shape: resources that each executor requests from YARN.
+        shape: resources that each executor requests from the cluster manager.
         queue: path of YARN's queue, such as "root.default"; "" on a local master.
         environment: variables that every rank gets with the same value.
         paths: URLs on the lake: "root", "run", "model", "resume" for the run that this run resumes

@@ -135,11 +135,11 @@ def other_launch() -> WaitReason:
 
 
 def other_gangs_turn(who: str) -> WaitReason:
-    """Return the reason while another gang may ask YARN; `who` is "" if it is unknown."""
+    """Return the reason while another gang may request executors; `who` is "" if it is unknown."""
     if not who:
         return WaitReason("Another gang took its turn first", (), "the turn")
     return WaitReason(
-        f"Another gang's turn: {who} asks YARN for its executors", (), f"the turn of {who}"
+        f"Another gang's turn: {who} requests its executors", (), f"the turn of {who}"
     )
 
 
@@ -168,28 +168,30 @@ def other_run() -> WaitReason:
     )
 
 
-def silent_yarn(error: str) -> WaitReason:
-    return WaitReason("Cannot read YARN's state; tries again", (error,), "YARN's answer")
+def silent_manager(error: str) -> WaitReason:
+    lack = "the cluster manager's answer"
+    return WaitReason("Cannot read the cluster's state; tries again", (error,), lack)
 
 
 # Acquiring.
 
 
 def requesting(executors: int) -> WaitReason:
-    return WaitReason(f"Asking YARN for {count_of(executors, 'executor')}")
+    return WaitReason(f"Requesting {count_of(executors, 'executor')}")
 
 
 def granted_part(granted: int, wanted: int, short: WaitReason) -> WaitReason:
-    """Return the reason while YARN has granted a part of the executors.
+    """Return the reason while a part of the executors is granted.
 
     Args:
-        short: why YARN does not grant the rest; `NO_WAIT` if all seems free.
+        short: why the rest is not granted; `NO_WAIT` if all seems free.
     """
     if not granted and short:
         return short
     if not granted:
         return requesting(wanted)
-    sentence = f"YARN has granted {granted:,} of {count_of(wanted, 'executor')}"
+    verb = "is" if granted == 1 else "are"
+    sentence = f"{granted:,} of {count_of(wanted, 'executor')} {verb} granted"
     return WaitReason(sentence).join(short)
 
 
@@ -218,7 +220,7 @@ def parked_executors(reasons: Sequence[str], count: int) -> WaitReason:
     text = ", ".join(sorted(set(reasons)))
     verb = "gets" if count == 1 else "get"
     sentence = f"{count_of(count, 'executor')} {verb} no rank: {text}"
-    return WaitReason(sentence, ("asks YARN for another",), f"a usable GPU: {text}")
+    return WaitReason(sentence, ("requests another",), f"a usable GPU: {text}")
 
 
 def ended_executors(
@@ -228,9 +230,9 @@ def ended_executors(
 
     Args:
         hosts: host of each executor that ended.
-        last: YARN's ID of the last of their containers.
+        last: ID of the last of their containers.
         rest: what happens now.
-        cause: why the last of them ended whose end YARN explains; "" if it explains none.
+        cause: why the last of them ended whose end is explained; "" if it explains none.
         remedy: what helps, or "".
     """
     where = list_hosts(hosts)
@@ -242,7 +244,7 @@ def ended_executors(
         )
     see = (
         f"see the node's log of {last} (a GPU that cannot be discovered, memory, Python, the node's"
-        " clock, YARN's preemption?)"
+        " clock, preemption?)"
     )
     return WaitReason(sentence, (see,), f"executors that stay on {where}").join(rest)
 
@@ -261,7 +263,7 @@ def replacing_executors(hosts: Sequence[str]) -> WaitReason:
 
 def gave_back(granted: int, wanted: int, times: int) -> WaitReason:
     """Return the reason in the pause after a partial allocation was given back."""
-    what = "YARN granted no executor; others go first"
+    what = "No executor was granted; others go first"
     if granted:
         what = f"Gave {granted:,} of {count_of(wanted, 'executor')} back, so that others go first"
     sentence = f"{what}; asks again soon"

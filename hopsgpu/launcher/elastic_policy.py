@@ -188,7 +188,7 @@ class ElasticPolicy:
     Attributes:
         losses: losses without a checkpoint between them; preemptions do not count.
         reclaimed_count: number of executors that waiting gangs need from this gang.
-        starting_count: number of executors that YARN has granted and that start.
+        starting_count: number of executors that the cluster manager has granted and that start.
     """
 
     def __init__(self, terms: ElasticTerms, now: float) -> None:
@@ -296,8 +296,9 @@ class ElasticPolicy:
         """Record that all ranks of the running world have ended.
 
         Args:
-            was_preempted: whether YARN took executors for a queue that has a right to them. This is
-                no failure, and the gang does not request the executors again at once.
+            was_preempted: whether the cluster manager took executors for a queue that has a right
+                to them. This is no failure, and the gang does not request the executors again at
+                once.
         """
         self._world = None
         # The remaining executors are kept as long as if they had just arrived.

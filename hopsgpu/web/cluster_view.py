@@ -22,7 +22,7 @@ from hopsgpu.units import count_of
 
 USED, FREE, BROKEN, UNKNOWN = "used", "free", "unhealthy", "unknown"
 _WHY = {
-    Bound.NONE: "it could be granted now; it waits for its turn to ask YARN",
+    Bound.NONE: "it could be granted now; it waits for its turn to request executors",
     Bound.CLUSTER: "the cluster has not enough free",
     Bound.NODES: "no node has enough free for one of its executors",
     Bound.QUEUE: "a limit of its queue",
@@ -198,7 +198,7 @@ def queue_view(
             waiting.append(_waiting(place, ticket, owner, label, names, queues, active))
         of = f"{label}: " if label else ""
         if snapshot.turn_holder is not None:
-            asking.append(f"{of}{snapshot.turn_holder} asks YARN for its executors now")
+            asking.append(f"{of}{snapshot.turn_holder} requests its executors now")
         if text := describe_promised(snapshot):
             promised.append(f"{of}{text}")
     applications = {gang.application for gang in waiting}

@@ -178,7 +178,7 @@ def test_a_script_launches_what_it_defines_and_its_failure_shows_its_own_frames_
     )
     assert "value 42" in ran.stdout, ran.stderr
     assert "[rank 0 node" in ran.stdout and "trained" in ran.stdout
-    assert "waiting: Asking YARN for 1 executor" in ran.stderr
+    assert "waiting: Requesting 1 executor" in ran.stderr
     assert ran.returncode == 1
     said, _, trace = ran.stderr.partition("Traceback (most recent call last):\n")
     # The race itself may come on top.

@@ -385,7 +385,7 @@ BUSY_SCHEDULER = """
     context = hopsgpu.session("busy scheduler").sparkContext
     slow = context.accumulator(0, Slow())
     submitted = []
-    start = gang_allocator.YarnGangAllocator._start
+    start = gang_allocator.SparkGangAllocator._start
 
     def start_when_busy(owner, role, *more):
         if role == "agents":
@@ -397,7 +397,7 @@ BUSY_SCHEDULER = """
             submitted.append(role)
         return start(owner, role, *more)
 
-    gang_allocator.YarnGangAllocator._start = start_when_busy
+    gang_allocator.SparkGangAllocator._start = start_when_busy
     result = hopsgpu.launch(lambda: 5, workers=1, progress="off")
     print("launched", result.values[0], "after", len(submitted), "barrier jobs", flush=True)
 """

@@ -92,7 +92,7 @@ def test_the_pages_are_what_yarn_and_the_lake_say_and_cancel_a_run(
         assert application in told and "node1 (1), node2 (1)" in told
         assert until(lambda: f"/{waiting.run_id}" in page(browser, "/queue"), step=1.0)
         told = words(page(browser, "/queue"))
-        assert "4 executors with 1 GPU each" in told or "asks YARN for its executors" in told
+        assert "4 executors with 1 GPU each" in told or "requests its executors" in told
 
         def says_why() -> bool:
             told = words(page(browser, "/queue"))

@@ -1,4 +1,4 @@
-"""Executors on YARN that arrive and leave, each with a Spark job of one task."""
+"""Executors that arrive and leave, each with a Spark job of one task."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hopsgpu.backends.spark.token_renewal import read_tokens
 from hopsgpu.cluster_managers.snapshot import Snapshot
 from hopsgpu.core.gang import PART_SECONDS, GangState
 from hopsgpu.core.queue_policy import RENEW_SECONDS, queue_tag
-from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason, granted_part, silent_yarn
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason, granted_part, silent_manager
 from hopsgpu.errors import Cancelled, HopsGpuError, StoreError
 
 log = logging.getLogger(__name__)
@@ -39,13 +39,13 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.2
 _GONE_POLL_SECONDS = 0.05
 # Poll interval in the first second after an executor was disconnected: its task ends within
-# milliseconds, and Spark has no notification. YARN is polled later.
+# milliseconds, and Spark has no notification. The cluster manager is polled later.
 _TASK_POLL_SECONDS = 0.01
 _ENDING_SECONDS = 1.0
 # Poll interval: the threads get no notification when a job ends.
 _JOBS_SECONDS = 1.0
 _END_SECONDS = 10.0
-# Time after which Spark has learned from YARN why an executor was lost.
+# Time after which Spark has learned from the cluster manager why an executor was lost.
 _KNOWN_SECONDS = 2.0
 # Time after which Spark's target has followed the running tasks.
 _TARGET_SECONDS = 0.5
@@ -57,8 +57,8 @@ _SURPLUS_WATCH_SECONDS = 60.0
 _MAX_FAILED = 3
 
 
-class YarnElasticAllocator(ElasticJobAllocator):
-    """Acquires and releases executors on YARN one by one; `yarn_allocator` provides it.
+class SparkElasticAllocator(ElasticJobAllocator):
+    """Acquires and releases executors one by one; `spark_allocator` provides it.
 
     Three threads work for it. The first requests executors, in the queue of gangs. The second
     confirms releases, and kills idle executors. The third renews the offer to waiting gangs.
@@ -71,9 +71,10 @@ class YarnElasticAllocator(ElasticJobAllocator):
         # Read once, because each trial or world needs tokens.
         self._is_kerberized = self._application.jvm.is_kerberized()
         self._next_poll = float("-inf")
-        # Guarded by `_changed`: how many executors YARN had not granted at the last poll.
+        # Guarded by `_changed`: how many executors the cluster manager had not granted at the last
+        # poll.
         self._not_granted: int | None = None
-        # Time after which YARN has received every request.
+        # Time after which the cluster manager has received every request.
         self._settle_seconds = 2 * heartbeat_seconds(self._application.jvm)
         self._threads_ended = (threading.Event(), threading.Event(), threading.Event())
         # Jobs of lost executors, with the time of their cancellation.
@@ -141,7 +142,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
         self._poll_waiting()
 
     def _poll_waiting(self) -> WaitReason:
-        """Poll YARN at most once a second; return what missing executors do, else `NO_WAIT`.
+        """Poll the cluster manager at most once a second; return what missing executors do.
 
         If executors fail repeatedly, their requests are withdrawn, so that other gangs go first.
         """
@@ -166,7 +167,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
         return NO_WAIT
 
     def _poll_yarn(self) -> tuple[int, WaitReason]:
-        """Return how many executors YARN has not granted, and what the missing ones do."""
+        """Return how many executors are not granted, and what the missing ones do."""
         self._next_poll = time.monotonic() + _JOBS_SECONDS
         target = self._executors.target()
         held = self._executors.held_containers().containers
@@ -209,8 +210,8 @@ class YarnElasticAllocator(ElasticJobAllocator):
             if running:
                 log.info("%s: ends unreachable executors: %s", self.request.run_id, running)
                 jvm.give_up(running)
-                # Wait until Spark's target no longer counts these executors; otherwise YARN
-                # replaces them.
+                # Wait until Spark's target no longer counts these executors; otherwise the cluster
+                # manager replaces them.
                 with self._changed:
                     self._changed.wait_for(lambda: self._is_closed, _TARGET_SECONDS)
                 jvm.end_containers(running)
@@ -275,8 +276,8 @@ class YarnElasticAllocator(ElasticJobAllocator):
             self._request_in_turn(queued, clock, queued.count_fitting(at_once, missing))
 
     def _request_in_turn(self, queued: QueuedGang, clock: AcquisitionClock, count: int) -> None:
-        """Request executors until YARN has granted all, or grants none for 30 s."""
-        log.info("%s: requests %d more executors from YARN", self.request.run_id, count)
+        """Request executors until the cluster manager has granted all, or grants none for 30 s."""
+        log.info("%s: requests %d more executors", self.request.run_id, count)
         started = [self._start(queued) for _ in range(count)]
         with self._changed:
             needed = len(self._jobs_by_tag)
@@ -290,10 +291,10 @@ class YarnElasticAllocator(ElasticJobAllocator):
             try:
                 missing, where = self._poll_yarn()
             except HopsGpuError as error:
-                clock.report((), silent_yarn(str(error)))
+                clock.report((), silent_manager(str(error)))
                 continue
             if not missing:
-                log.debug("%s: YARN has granted these executors", self.request.run_id)
+                log.debug("%s: these executors are granted", self.request.run_id)
                 queued.end()
                 clock.report((), where)
                 return
@@ -405,7 +406,7 @@ class YarnElasticAllocator(ElasticJobAllocator):
             self._executors.kill(surplus)
         if surplus:
             log.info(
-                "%s: kills %d executors that no job needs: YARN has granted more than Spark wants",
+                "%s: kills %d executors that no job needs: more are granted than Spark wants",
                 self.request.run_id,
                 len(surplus),
             )

@@ -186,7 +186,7 @@ _Allocator = TypeVar("_Allocator", bound=Releasable)
 
 
 @contextlib.contextmanager
-def yarn_allocator(
+def spark_allocator(
     kind: Callable[[Request, Executors], _Allocator], application: Application, request: Request
 ) -> Iterator[_Allocator]:
     """Provide an allocator on YARN; release all its executors on every path.

@@ -20,7 +20,7 @@ from hopsgpu.errors import CapacityError, ConfigError
 from hopsgpu.storage.identity import ensure_credentials
 
 
-def fit_on_yarn(spec: GangSpec, application: Application) -> LaunchPlan:
+def fit_on_cluster(spec: GangSpec, application: Application) -> LaunchPlan:
     """Return the plan of a gang's containers, which YARN can grant; see `GangApplication.fit`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Acquisition of a gang on YARN: all of its executors and their GPUs, or none.
+"""Acquisition of a gang: all of its executors and their GPUs, or none.
 
 docs/how-it-works.md explains the order of the steps. Only this module changes the flag of dynamic
 allocation, and only to submit a barrier job.
@@ -50,15 +50,16 @@ _MAX_HANDOVERS = 5
 _STUCK_SECONDS = 5.0
 
 
-class YarnGangAllocator(GangAllocator):
-    """Acquires executors by placeholders, which agents replace; `yarn_allocator` provides it."""
+class SparkGangAllocator(GangAllocator):
+    """Acquires executors by placeholders, which agents replace; `spark_allocator` provides it."""
 
     def __init__(self, request: Request, executors: Executors) -> None:
         super().__init__(request)
         self._executors = executors
         self._application = executors.application
         self._jobs: list[GangJob] = []
-        # Number of executors that YARN had granted when the last turn ended without the gang.
+        # Number of executors that the cluster manager had granted when the last turn ended without
+        # the gang.
         self._granted_in_last_turn = 0
 
     def acquire(self, request: Request) -> GangAllocation:
@@ -121,7 +122,8 @@ class YarnGangAllocator(GangAllocator):
     ) -> GangAllocation | None:
         """Request, await and hand over executors in one turn; return None without the whole gang.
 
-        The turn ends without the gang if YARN granted only a part, or another gang took the turn.
+        The turn ends without the gang if the cluster manager granted only a part, or another gang
+        took the turn.
         """
         watcher = self.request.watcher
         for _ in range(_MAX_HANDOVERS):

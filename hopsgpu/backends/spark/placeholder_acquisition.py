@@ -28,16 +28,16 @@ _POLL_SECONDS = 1.0
 
 
 class GrantTurn(Protocol):
-    """A gang's turn to ask YARN for executors."""
+    """A gang's turn to ask the cluster manager for executors."""
 
     def renew(self) -> bool:
         """Renew the turn; return False if another gang has taken it."""
 
     def end(self) -> None:
-        """End the turn: YARN has granted everything, and other gangs may ask."""
+        """End the turn: the cluster manager has granted everything, and other gangs may ask."""
 
     def shortage_reason(self, held: int) -> WaitReason:
-        """Return why YARN does not grant the rest, given the number of granted executors."""
+        """Return why the rest is not granted, given the number of granted executors."""
 
 
 class PlaceholderAcquisition:
@@ -48,9 +48,9 @@ class PlaceholderAcquisition:
 
     Attributes:
         jobs: all jobs of placeholders that were started.
-        max_granted: largest number of executors that YARN had granted at a time.
-        parked: executors that get no rank, by their peer number. They are kept so that YARN does
-            not grant them again.
+        max_granted: largest number of executors that the cluster manager had granted at a time.
+        parked: executors that get no rank, by their peer number. They are kept so that the cluster
+            manager does not grant them again.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class PlaceholderAcquisition:
         self._polled_at = float("-inf")
         # Spark's IDs of the killed surplus executors.
         self._killed: set[str] = set()
-        # Returns why the gang waits, from YARN's last answer and the present executors.
+        # Returns why the gang waits, from the cluster manager's last answer and the present
+        # executors.
         self._why: Callable[[], WaitReason] = lambda: wait_reasons.requesting(
             request.plan.executors
         )
@@ -95,7 +96,8 @@ class PlaceholderAcquisition:
     def run(self) -> dict[int, GangExecutor] | None:
         """Return the containers by peer number, or None if the turn ends without the whole gang.
 
-        The turn ends without the gang if YARN granted only a part, or another gang took the turn.
+        The turn ends without the gang if the cluster manager granted only a part, or another gang
+        took the turn.
         """
         # Report the wait now, before the first grant, so that the state leaves PREPARING.
         self._clock.report((), self._why())
@@ -198,8 +200,9 @@ class PlaceholderAcquisition:
     def _kill_surplus(self) -> None:
         """Kill the executors that no task needs.
 
-        If Spark changes its request while YARN answers it, YARN grants both, and Spark may start
-        all of them. The gang would wait for the surplus until Spark's idle timeout ends it.
+        If Spark changes its request while the cluster manager answers it, the cluster manager
+        grants both, and Spark may start all of them. The gang would wait for the surplus until
+        Spark's idle timeout ends it.
         """
         tasks = self._task_count()
         # While a task waits, or Spark wants more, another executor would replace a killed one.
@@ -211,7 +214,7 @@ class PlaceholderAcquisition:
             return
         self._killed |= surplus
         log.info(
-            "%s: kills %d executors that no task needs: YARN has granted more than Spark wants",
+            "%s: kills %d executors that no task needs: more are granted than Spark wants",
             self._request.run_id,
             len(surplus),
         )
@@ -221,18 +224,18 @@ class PlaceholderAcquisition:
             log.warning("surplus executors stay until Spark's idle timeout: %s", error)
 
     def _poll_yarn(self) -> None:
-        """Record the ResourceManager's view of this gang, or why it does not answer."""
+        """Record the cluster manager's view of this gang, or why it does not answer."""
         try:
             held = self._executors.held_containers()
         except HopsGpuError as error:
-            silent = wait_reasons.silent_yarn(str(error))
+            silent = wait_reasons.silent_manager(str(error))
             self._why = lambda: silent
             return
         wanted = min(self._task_count(), self._executors.target())
         self._ended.update(held.containers, wanted)
         granted = len(held.containers) - len(self.parked)
         if granted != self._progress.granted:
-            log.debug("YARN has granted %d of %d", granted, self._request.plan.executors)
+            log.debug("%d of %d are granted", granted, self._request.plan.executors)
         self.max_granted = max(self.max_granted, granted)
         since = self._progress.since
         if granted > self._progress.granted:
@@ -252,13 +255,13 @@ class PlaceholderAcquisition:
         """Return why the gang is not whole.
 
         Args:
-            held: host of each container that YARN has granted, by ID.
-            short: why YARN does not grant the rest; `NO_WAIT` if all seems free.
+            held: host of each container that the cluster manager has granted, by ID.
+            short: why the cluster manager does not grant the rest; `NO_WAIT` if all seems free.
         """
         wanted, granted = self._request.plan.executors, len(held) - len(self.parked)
         arrived = {c.container_id for c in (*self._placeholders.values(), *self.parked.values())}
         hosts = [held[container] for container in sorted(held) if container not in arrived]
-        # Spark releases what YARN grants in excess, which are the last containers.
+        # Spark releases what the cluster manager grants in excess, which are the last containers.
         starting = wait_reasons.starting_executors(
             hosts[: max(wanted - len(self._placeholders), 0)],
             hosts_of(self._placeholders),

@@ -1,4 +1,4 @@
-"""A gang in the queue of gangs: it asks YARN when it has the turn and seems to fit."""
+"""A gang in the queue of gangs: it requests executors when it has the turn and seems to fit."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class QueuedGang:
             request.plan.shape, request.plan.executors, request.plan.spec.placement
         )
         self._probes = Probes(time.monotonic())
-        # The clock's reading at which YARN and the queue of gangs are polled next.
+        # The clock's reading at which the cluster manager and the queue of gangs are polled next.
         self._next_poll = float("-inf")
         self._failing_since: float | None = None
         # Why the executors were requested in the last turn although they did not fit; else "".
@@ -72,7 +72,7 @@ class QueuedGang:
 
     @contextlib.contextmanager
     def hold_turn(self, arrived: int) -> Iterator[None]:
-        """Wait for the gang's turn; hold it while inside, or until YARN has granted everything."""
+        """Wait for the gang's turn; hold it while inside, or until everything is granted."""
         began, self._has_logged_grant = time.monotonic(), False
         self._next_poll = began
         while not self._take_turn(arrived):
@@ -107,22 +107,22 @@ class QueuedGang:
     def end(self) -> None:
         if not self._has_logged_grant:
             self._has_logged_grant = True
-            log.info("%s: YARN has granted all executors; passes the turn on", self._request.run_id)
+            log.info("%s: all executors are granted; passes the turn on", self._request.run_id)
         self._give_back()
 
     def shortage_reason(self, held: int) -> WaitReason:
-        """Return why YARN cannot grant the rest, given the number of granted executors."""
+        """Return why the rest cannot be granted, given the number of granted executors."""
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
         except HopsGpuError as error:
-            return wait_reasons.silent_yarn(str(error))
+            return wait_reasons.silent_manager(str(error))
         missing = shortage(self._demand, snapshot, held)
         return shortage_reason(
             snapshot, self._demand, missing, held, time.time(), self._why_requested
         )
 
     def hosts(self, executors: int, excluded_hosts: Collection[str] = ()) -> tuple[str, ...]:
-        """Return the best host for each executor; if empty, YARN chooses.
+        """Return the best host for each executor; if empty, the cluster manager chooses.
 
         Args:
             excluded_hosts: hosts that must not get an executor.
@@ -139,7 +139,7 @@ class QueuedGang:
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
             snapshot = snapshot.excluding(Exclusions(hosts=frozenset(excluded_hosts)))
-        except HopsGpuError:  # only a preference; the next wait reports that YARN is silent
+        except HopsGpuError:  # only a preference; the next wait reports the silence
             return ()
         demand = dataclasses.replace(self._demand, executors=executors)
         if failing:
@@ -153,7 +153,7 @@ class QueuedGang:
         """Return how many of `most` executors seem to fit now; at least `least`."""
         try:
             snapshot = self._snapshot(0.0)
-        except HopsGpuError:  # the wait for the executors reports that YARN is silent
+        except HopsGpuError:  # the wait for the executors reports the silence
             return least
 
         def can_fit(count: int) -> bool:
@@ -163,11 +163,11 @@ class QueuedGang:
         return largest_fit(least, most, can_fit)
 
     def _snapshot(self, most_seconds: float) -> Snapshot:
-        """Return the state of YARN on the nodes that the gang can use."""
+        """Return the state of the cluster manager on the nodes that the gang can use."""
         return self._application.snapshot(most_seconds).limited_to(self._request.plan.hosts)
 
     def _take_turn(self, arrived: int) -> bool:
-        """Return whether the gang should ask YARN now; if not, report why.
+        """Return whether the gang should ask the cluster manager now; if not, report why.
 
         The result is False until the next poll is due.
         """
@@ -178,7 +178,7 @@ class QueuedGang:
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
         except HopsGpuError as error:
-            self._clock.report((), wait_reasons.silent_yarn(str(error)))
+            self._clock.report((), wait_reasons.silent_manager(str(error)))
             return False
         missing = shortage(self._demand, snapshot, arrived)
         why_probe = self._why_probe(missing, snapshot, arrived)
@@ -188,7 +188,7 @@ class QueuedGang:
         if decision.may_take and self._is_still_fitting(arrived, is_probe):
             self._why_requested = why_probe
             if is_probe:
-                log.info("%s: asks YARN without room: %s", self._request.run_id, why_probe)
+                log.info("%s: requests executors without room: %s", self._request.run_id, why_probe)
                 self._probes.record_probe(time.monotonic())
             return True
         # A gang ahead in the queue is the first obstacle.
@@ -203,7 +203,7 @@ class QueuedGang:
         return False
 
     def _why_probe(self, missing: Shortage, snapshot: Snapshot, arrived: int) -> str:
-        """Return why the gang should ask YARN now although it does not fit; "" if it should not."""
+        """Return why the gang should request executors although it does not fit; else ""."""
         if missing.bound is Bound.NONE or not self._probes.is_due(time.monotonic()):
             return ""
         if self._application.should_request_without_room:

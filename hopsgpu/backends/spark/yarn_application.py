@@ -15,11 +15,11 @@ from hopsgpu.backends.gang_allocation import GangAllocator
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.container_image import image_of, refuse_other_image
-from hopsgpu.backends.spark.elastic_allocator import YarnElasticAllocator
+from hopsgpu.backends.spark.elastic_allocator import SparkElasticAllocator
 from hopsgpu.backends.spark.executor_probe import probe
-from hopsgpu.backends.spark.executors import yarn_allocator
-from hopsgpu.backends.spark.fit import check_with_exclusions, fit_on_yarn
-from hopsgpu.backends.spark.gang_allocator import YarnGangAllocator
+from hopsgpu.backends.spark.executors import spark_allocator
+from hopsgpu.backends.spark.fit import check_with_exclusions, fit_on_cluster
+from hopsgpu.backends.spark.gang_allocator import SparkGangAllocator
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.package_archive import ship_package
 from hopsgpu.backends.spark.settings import check_python, check_session
@@ -36,7 +36,7 @@ class YarnApplication(Application):
     """An application whose gangs run as its executors on YARN."""
 
     def fit(self, spec: GangSpec) -> LaunchPlan:
-        return fit_on_yarn(spec, self)
+        return fit_on_cluster(spec, self)
 
     def check_with_exclusions(self, plan: LaunchPlan, exclusions: Exclusions) -> None:
         check_with_exclusions(plan, self, exclusions)
@@ -49,11 +49,11 @@ class YarnApplication(Application):
             return tuple(name for name in modules if not self.has_module.get(name, True))
 
     def allocate(self, request: Request) -> AbstractContextManager[GangAllocator]:
-        return yarn_allocator(YarnGangAllocator, self, request)
+        return spark_allocator(SparkGangAllocator, self, request)
 
     @contextlib.contextmanager
     def allocate_elastic(self, request: Request) -> Iterator[ElasticAllocator]:
-        with yarn_allocator(YarnElasticAllocator, self, request) as allocator:
+        with spark_allocator(SparkElasticAllocator, self, request) as allocator:
             allocator.start()
             yield allocator
 

@@ -16,7 +16,7 @@ import pytest
 
 from hopsgpu.backends.gang_request import AcquisitionClock, Request
 from hopsgpu.backends.spark import elastic_allocator, executors, pending_executors
-from hopsgpu.backends.spark.elastic_allocator import YarnElasticAllocator
+from hopsgpu.backends.spark.elastic_allocator import SparkElasticAllocator
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.cluster_managers.yarn.resource_manager import PriorityContainers
@@ -140,7 +140,7 @@ class Site:
         )
 
 
-Made = Callable[..., tuple[Site, YarnElasticAllocator]]
+Made = Callable[..., tuple[Site, SparkElasticAllocator]]
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setattr(elastic_allocator, "release_executors", lambda *given, is_whole: gone)
     leases = []
 
-    def make(free: int, timeout: float | None) -> tuple[Site, YarnElasticAllocator]:
+    def make(free: int, timeout: float | None) -> tuple[Site, SparkElasticAllocator]:
         site: Any = Site(free)
         monkeypatch.setattr(elastic_allocator, "queued_gang", site.queued_gang)
         watcher = SimpleNamespace(
@@ -169,7 +169,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
         profile: Any = SimpleNamespace(id=1)
         server: Any = SimpleNamespace()
         resources = Executors(site, profile, server, DriverEndpoint("", 0, b"", None), removals())
-        lease = YarnElasticAllocator(request, resources)
+        lease = SparkElasticAllocator(request, resources)
         lease.start()
         leases.append(lease)
         return site, lease
@@ -180,7 +180,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
         assert all(ended.is_set() for ended in lease._threads_ended)
 
 
-def come(site: Site, lease: YarnElasticAllocator, job: Job) -> None:
+def come(site: Site, lease: SparkElasticAllocator, job: Job) -> None:
     """The job's executor is there, and can have trials."""
     name = f"c{site.jobs.index(job) + 1}"
     container: Any = SimpleNamespace(container_id=name, host="node1")
@@ -189,7 +189,7 @@ def come(site: Site, lease: YarnElasticAllocator, job: Job) -> None:
     lease._record_arrival(container)
 
 
-def problem_of(lease: YarnElasticAllocator) -> str:
+def problem_of(lease: SparkElasticAllocator) -> str:
     """Why the search ends since no executor has come; "" while it goes on."""
     try:
         lease.raise_if_impossible()
@@ -296,7 +296,7 @@ def test_the_executor_of_an_agent_that_is_gone_is_replaced_though_spark_has_not_
     assert site.killed == ([] if reachable else ["7"])
 
 
-def with_one_too_many(made: Made) -> tuple[Site, YarnElasticAllocator]:
+def with_one_too_many(made: Made) -> tuple[Site, SparkElasticAllocator]:
     """A search that wants one executor, to which YARN has granted two."""
     site, lease = made(free=2, timeout=None)
     site.registered, site.busy_ones = ["1", "2"], ["1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-from hopsgpu.backends.spark.fit import fit_on_yarn
+from hopsgpu.backends.spark.fit import fit_on_cluster
 from hopsgpu.core.spec import GangSpec
 from tests.unit.cluster_managers.test_capacity import recorded
 
@@ -19,9 +19,9 @@ def test_problems_of_the_snapshot_are_warnings_of_the_plan() -> None:
         jvm=SimpleNamespace(hadoop=lambda name: None, is_kerberized=lambda: False),
         versions={"spark": "4.3.0"},
     )
-    fit = fit_on_yarn(GangSpec("fit"), application)  # type: ignore[arg-type]
+    fit = fit_on_cluster(GangSpec("fit"), application)  # type: ignore[arg-type]
     assert fit.warnings == ("no limits are known",)
     assert fit.queue == snapshot.queues[0].path == "root.a"
     application.versions["spark"] = "3.5.9"
-    fit = fit_on_yarn(GangSpec("fit"), application)  # type: ignore[arg-type]
+    fit = fit_on_cluster(GangSpec("fit"), application)  # type: ignore[arg-type]
     assert len(fit.warnings) == 2 and "Spark 3.5.9 cannot cancel a gang" in fit.warnings[1]

@@ -254,7 +254,7 @@ def test_what_was_parked_is_told_once_a_part_was_given_back() -> None:
     again._clock = gang._clock
     # Its time is over before it has told of itself.
     again._clock.report((), again._why())
-    told = "Asking YARN for 1 executor; parked before: GPU-2-0 of node2 is bad: a row"
+    told = "Requesting 1 executor; parked before: GPU-2-0 of node2 is bad: a row"
     with pytest.raises(GangTimeout, match=told):
         again.run()
 

@@ -122,7 +122,7 @@ STATES: list[tuple[str, Callable[[], WaitReason], str, tuple[str, ...]]] = [
     (
         "another gang asks YARN",
         lambda: reasons.other_gangs_turn("'digits' of root"),
-        "Another gang's turn: 'digits' of root asks YARN for its executors",
+        "Another gang's turn: 'digits' of root requests its executors",
         (),
     ),
     (
@@ -157,8 +157,8 @@ STATES: list[tuple[str, Callable[[], WaitReason], str, tuple[str, ...]]] = [
     ),
     (
         "YARN is silent",
-        lambda: reasons.silent_yarn("http://rm:8088 does not answer"),
-        "Cannot read YARN's state; tries again",
+        lambda: reasons.silent_manager("http://rm:8088 does not answer"),
+        "Cannot read the cluster's state; tries again",
         ("http://rm:8088 does not answer",),
     ),
     # Short of something.
@@ -298,13 +298,13 @@ STATES: list[tuple[str, Callable[[], WaitReason], str, tuple[str, ...]]] = [
     (
         "asked",
         lambda: reasons.requesting(4),
-        "Asking YARN for 4 executors",
+        "Requesting 4 executors",
         (),
     ),
     (
         "asked, nothing granted though all seems free",
         lambda: reasons.granted_part(0, 4, NO_WAIT),
-        "Asking YARN for 4 executors",
+        "Requesting 4 executors",
         (),
     ),
     (
@@ -320,7 +320,7 @@ STATES: list[tuple[str, Callable[[], WaitReason], str, tuple[str, ...]]] = [
     (
         "a part is granted",
         lambda: reasons.granted_part(1, 2, SHORT),
-        "YARN has granted 1 of 2 executors; needs 1 GPU, 0 are free",
+        "1 of 2 executors is granted; needs 1 GPU, 0 are free",
         ("used by x",),
     ),
     (
@@ -361,7 +361,7 @@ STATES: list[tuple[str, Callable[[], WaitReason], str, tuple[str, ...]]] = [
             reasons.starting_executors(["node2"], [])
         ),
         "1 executor gets no rank: node1 has Tesla T4, not 'A100'",
-        ("asks YARN for another", "Starting 1 executor on node2"),
+        ("requests another", "Starting 1 executor on node2"),
     ),
     (
         "executors end",
@@ -371,7 +371,7 @@ STATES: list[tuple[str, Callable[[], WaitReason], str, tuple[str, ...]]] = [
         "1 executor ended unexpectedly on node1; starting 1 executor on node1",
         (
             "see the node's log of container_7 (a GPU that cannot be discovered, memory, Python,"
-            " the node's clock, YARN's preemption?)",
+            " the node's clock, preemption?)",
         ),
     ),
     (
@@ -395,7 +395,7 @@ STATES: list[tuple[str, Callable[[], WaitReason], str, tuple[str, ...]]] = [
     (
         "pause after nothing",
         lambda: reasons.gave_back(0, 4, 2),
-        "YARN granted no executor; others go first; asks again soon",
+        "No executor was granted; others go first; asks again soon",
         ("time 2, pauses of up to 31 s",),
     ),
     (

@@ -102,7 +102,7 @@ def test_without_yarn_the_line_says_what_tickets_say() -> None:
     )
     (only,) = view.waiting
     assert (only.why, only.name, only.queue) == ("the cluster has not enough free", "", "")
-    assert view.asking == ("application_6 of bob asks YARN for its executors now",)
+    assert view.asking == ("application_6 of bob requests its executors now",)
 
 
 def test_partitions_and_what_comes_back() -> None:

@@ -534,7 +534,7 @@ def test_the_queue_shows_who_waits(root: Path) -> None:
     told = words(text)
     assert told.index("0 of 4 GPUs free") < told.index("the cluster has not enough free")
     assert "4 executors with 2 GPUs each" in told and "queue root.a" in told
-    assert "passed 1 times" in told and "asks YARN for its executors now" in told
+    assert "passed 1 times" in told and "requests its executors now" in told
     assert f"runs/lake/{RUN}" in text and "<script>alert" not in text
 
 
