@@ -39,6 +39,7 @@ from typing import Any
 
 from hopsgpu import linux
 from hopsgpu.agent import fork_servers, orphans
+from hopsgpu.agent.container_entry import SCRATCH
 from hopsgpu.agent.environment_unpacker import EnvironmentUnpacker
 from hopsgpu.agent.fork_server_pool import ForkServerPool
 from hopsgpu.agent.fork_servers import ForkServerProcess, ServerRequest
@@ -313,7 +314,7 @@ def main(directory: Path, watched: int, lock: int, warm: int) -> None:
                 server.warm(ServerSpec.from_fields(fields))
             server.serve(watched)
         # Remove the directory last: its absence shows that nothing of the daemon is left.
-        shutil.rmtree(directory)
+        shutil.rmtree(os.environ.get(SCRATCH) or directory)
 
 
 if __name__ == "__main__":

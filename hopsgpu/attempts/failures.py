@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from hopsgpu.attempts.native_failures import why_aborted
+from hopsgpu.core.container_ids import describe_log
 from hopsgpu.core.gang import Exclusions, RankPlacement
 from hopsgpu.core.gpu_idle import IdleVerdict
 from hopsgpu.errors import GpusIdle, RankFailed, RunTimeout
@@ -272,9 +273,8 @@ def executor_lost_error(
         cause: the result of `likely_cause`.
     """
     container = place.container
-    logs = f"The executor's log: yarn logs -containerId {container.container_id}. "
-    if container.container_id.startswith("local-"):
-        logs = ""
+    logs = describe_log(container.container_id, container.host)
+    logs = f"{logs} " if logs else ""
     advice = "; raise memory_per_worker" if "memory limit" in reason else ""
     return RankFailed(
         f"the executor of rank {place.rank} on {container.host} was lost (container"

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hopsgpu.backends.spark.submit_command import SubmitJob
-    from hopsgpu.cluster_managers.snapshot import Queue
     from hopsgpu.cluster_managers.yarn.application_state import ApplicationState
-    from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+    from hopsgpu.cluster_managers.yarn.manager import YarnManager
     from hopsgpu.storage.lake import LakePath
 
 _PYTHON_ENV = "spark.hopsgpu.python_env"
@@ -32,6 +31,12 @@ _ENDS = {"allow_interspersed_args": False}
 
 
 _OPTIONS = (
+    click.option(
+        "--master",
+        metavar="URL",
+        help="yarn, or spark://HOST:PORT of a standalone master.  [default: spark.master of"
+        " spark-defaults.conf, else yarn]",
+    ),
     click.option(
         "--deploy-mode",
         type=click.Choice(["client", "cluster"]),
@@ -101,6 +106,7 @@ _OPTIONS = (
 class Submission:
     """The options of a command that submits an application; `submission_options` adds them."""
 
+    master: str | None
     deploy_mode: str | None
     queue: str | None
     name: str | None
@@ -149,9 +155,12 @@ class Submission:
         """
         from hopsgpu.backends.spark.container_image import IMAGE
         from hopsgpu.backends.spark.submit_command import parse_conf
+        from hopsgpu.cluster_managers.kinds import MASTER
         from hopsgpu.core.image_names import check_image_name
 
         conf = parse_conf(self.confs)
+        if self.master is not None:
+            conf[MASTER] = self.master
         for option, value in (("principal", self.principal), ("keytab", self.keytab)):
             if value is not None:
                 conf[f"spark.kerberos.{option}"] = value
@@ -227,12 +236,9 @@ def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) 
     from hopsgpu.backends.spark.pyspark_archives import with_bytecode
     from hopsgpu.backends.spark.submit_arguments import ship, submit_arguments
     from hopsgpu.backends.spark.submit_command import find_spark_submit, plan_submission
-    from hopsgpu.cluster_managers.yarn.queues import check_queue
-    from hopsgpu.cluster_managers.yarn.resource_manager import (
-        ResourceManager,
-        check_driver_credentials,
-        web_addresses,
-    )
+    from hopsgpu.cluster_managers.kinds import MASTER, required_kind
+    from hopsgpu.cluster_managers.yarn.manager import YarnManager
+    from hopsgpu.cluster_managers.yarn.resource_manager import check_driver_credentials
     from hopsgpu.core.cache_directory import cache_directory
     from hopsgpu.packaging.python_env.kinds import recipe_for
     from hopsgpu.storage.hadoop_conf import HadoopConf
@@ -245,15 +251,13 @@ def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) 
     plan = plan_submission(job, defaults, os.environ, sys.executable)
     binary = find_spark_submit(os.environ)
     manager = None
-    queues: Sequence[Queue] = ()
     if not dry_run:
-        hadoop = HadoopConf.load()
+        kind = required_kind(plan.properties[MASTER])
+        manager = kind.connect(plan.properties, os.environ)
         ensure_credentials(HadoopConf.load_hdfs(os.environ).get, plan.properties.get, os.environ)
-        manager = ResourceManager(web_addresses(hadoop.get))
-        if plan.mode == "cluster":
-            check_driver_credentials(manager, plan.properties.get)
-        queues = manager.queues()
-        check_queue(plan.queue, queues)
+        if isinstance(manager, YarnManager) and plan.mode == "cluster":
+            check_driver_credentials(manager.resource_manager, plan.properties.get)
+        manager.check_submission()
     if python_env is not None:
         # On a node of YARN, the path would name another file.
         url = (_planned_url if dry_run else _on_lake)(python_env, plan.properties)
@@ -265,14 +269,13 @@ def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) 
     command = [str(binary.absolute()), *submit_arguments(plan.arguments, defaults, shipped)]
     if manager is None:
         echo(shlex.join(command))
-    elif plan.mode == "client":
+    elif not isinstance(manager, YarnManager) or plan.mode == "client":
         # spark-submit replaces this process, and so gets its signals and output.
         sys.stdout.flush()
         sys.stderr.flush()
         os.execve(binary, command, with_bytecode(os.environ))
     else:
-        paths = [queue.path for queue in queues]
-        standing = _attend(job, command, with_bytecode(os.environ), manager, paths)
+        standing = _attend(job, command, with_bytecode(os.environ), manager)
         if job.is_detached:  # a closed output must not end the application
             echo(standing.id)
             _say_next_steps(standing.id, plan.properties.get(_ROOT))
@@ -331,13 +334,14 @@ def _root(properties: Mapping[str, str]) -> LakePath:
         ConfigError: there is no Hadoop configuration, and a directory of this machine is not a
             lake.
     """
-    from hopsgpu.storage.hadoop_conf import HadoopConf
+    from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
     from hopsgpu.storage.lake import LakePath
     from hopsgpu.storage.lake_root import default_root
 
     if named := properties.get(_ROOT):
         return LakePath(named)
-    HadoopConf.load()
+    if not is_configured(os.environ):
+        HadoopConf.load()
     return LakePath(default_root(os.environ))
 
 
@@ -349,17 +353,15 @@ def _attend(
     job: SubmitJob,
     command: Sequence[str],
     environ: Mapping[str, str],
-    manager: ResourceManager,
-    queue_paths: Sequence[str],
+    manager: YarnManager,
 ) -> ApplicationState:
     """Submit in cluster mode, and wait for the end unless the job is detached."""
     from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
-    from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
-    from hopsgpu.storage.hadoop_conf import HadoopConf
 
     attended = SubmittedApplication(
-        manager, NodeManagers(HadoopConf.load().get), job.tag or "", _say
+        manager.resource_manager, manager.node_managers, job.tag or "", _say
     )
+    queue_paths = [queue.path for queue in manager.resource_manager.queues()]
     with exit_on_signals(signal.SIGINT), attended.end_on_error():
         standing = attended.submit(command, environ, queue_paths)
         if not job.is_detached:

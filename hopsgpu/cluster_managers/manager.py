@@ -81,6 +81,14 @@ class ClusterManager(ABC):
         """Return the user that the cluster manager takes the caller for."""
 
     @abstractmethod
+    def check_submission(self) -> None:
+        """Check that the cluster manager answers, and accepts an application of the caller.
+
+        Raises:
+            CapacityError: it accepts none, such as in a queue that is stopped.
+        """
+
+    @abstractmethod
     def held_executors(self, application_id: str, profile_id: int) -> HeldExecutors:
         """Return what a running application has and requests for a resource profile."""
 

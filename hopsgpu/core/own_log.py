@@ -22,6 +22,8 @@ from hopsgpu.terminal_text import printable
 
 # The file of agents, and of the placeholders that hold executors until the agents start.
 AGENT_FILE = "hopsgpu-agent.log"
+# YARN's variable with the directories of a container's logs.
+CONTAINER_LOGS = "LOG_DIRS"
 INFO = "info"
 LEVELS = {INFO: logging.INFO, "debug": logging.DEBUG}
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -120,7 +122,7 @@ def directory(fallback: Path) -> Path:
 
     YARN collects the container's logs from there; outside of YARN it is `fallback`.
     """
-    first = os.environ.get("LOG_DIRS", "").partition(",")[0]
+    first = os.environ.get(CONTAINER_LOGS, "").partition(",")[0]
     return Path(first) if first and Path(first).is_dir() else fallback
 
 

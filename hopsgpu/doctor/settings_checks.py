@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hopsgpu.backends.spark.package_archive import ARCHIVES
-from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_gang, check_session
+from hopsgpu.backends.spark.settings import check_gang, check_session, session_defaults
 from hopsgpu.doctor.report import Check, ok, wrong
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
@@ -17,7 +17,7 @@ _EXECUTORS_GPUS = "spark.executor.resource.gpu.amount"
 def session_settings(defaults: Mapping[str, str], conf: Mapping[str, str]) -> dict[str, str]:
     """Return the properties of hopsgpu.session(conf=conf) in a plain script."""
     shipped = {ARCHIVES: f"#{ALIAS}"}
-    return {**defaults, "spark.master": "yarn", **SESSION_DEFAULTS, **conf, **shipped}
+    return {**defaults, "spark.master": "yarn", **session_defaults("yarn"), **conf, **shipped}
 
 
 def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: int) -> Check:

@@ -28,7 +28,10 @@ def default_root(environ: Mapping[str, str]) -> str:
     if not is_configured(environ):
         return choose_root(None, None, "")
     try:
-        hadoop = HadoopConf.load(environ).get
+        hadoop = HadoopConf.load_hdfs(environ).get
+        if hadoop("fs.defaultFS") is None:
+            # The variable names no configuration; the error says what is missing.
+            hadoop = HadoopConf.load(environ).get
         return choose_root(None, hadoop("fs.defaultFS"), hadoop_user(hadoop, environ))
     except ConfigError as error:
         raise ConfigError(

@@ -12,6 +12,9 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+# YARN's variable with the application's directory on each disk of the node.
+LOCAL_DIRS = "LOCAL_DIRS"
+
 
 def shared_directories(environ: Mapping[str, str], container: Path, name: str) -> list[Path]:
     """Return a subdirectory of the application's directory on each disk of the node.
@@ -21,7 +24,7 @@ def shared_directories(environ: Mapping[str, str], container: Path, name: str) -
         container: the container's own directory, for an environment without LOCAL_DIRS.
         name: name of the subdirectories.
     """
-    parents = [Path(part) for part in environ.get("LOCAL_DIRS", "").split(",") if part]
+    parents = [Path(part) for part in environ.get(LOCAL_DIRS, "").split(",") if part]
     return [parent / name for parent in parents or [container]]
 
 

@@ -13,7 +13,10 @@ from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.local_application import local_application
 from hopsgpu.backends.spark.spark_versions import pyspark_problem, refuse, version_problem
+from hopsgpu.backends.spark.standalone_application import standalone_application
 from hopsgpu.backends.spark.yarn_application import yarn_application
+from hopsgpu.cluster_managers.kinds import kind_of
+from hopsgpu.cluster_managers.standalone.kind import Standalone
 from hopsgpu.core.own_log import show_on_stderr
 from hopsgpu.errors import ConfigError
 
@@ -58,9 +61,13 @@ def _application(context: SparkContext) -> GangApplication:
     refuse(pyspark_problem(version, file, spark, "this application's JVM"))
     jvm = Jvm(context)
     master = jvm.setting("spark.master")
-    application = (
-        local_application(context, jvm) if is_local(master) else yarn_application(context, jvm)
-    )
+    application: GangApplication
+    if is_local(master):
+        application = local_application(context, jvm)
+    elif isinstance(kind_of(master), Standalone):
+        application = standalone_application(context, jvm)
+    else:
+        application = yarn_application(context, jvm)
     show_on_stderr(application.log_level)
     log.info("attached to %s: master %s, Spark %s", application.id, master, context.version)
     return application

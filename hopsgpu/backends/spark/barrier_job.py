@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pyspark import RDD, InheritableThread
+from pyspark import RDD, InheritableThread, TaskContext
 from pyspark.resource import ResourceProfile
 from pyspark.serializers import CPickleSerializer
 
@@ -24,8 +24,17 @@ Task = Callable[[Iterable[Any]], Iterator[Any]]
 _POLL_SECONDS = 0.1
 
 
+def _enter_container() -> None:
+    from hopsgpu.agent.container_entry import enter_container
+
+    context = TaskContext.get()
+    resources = context.resources() if context is not None else {}
+    enter_container(resources["gpu"].addresses if "gpu" in resources else [])
+
+
 def placeholder_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
     def task(_: Iterable[Any]) -> Iterator[Any]:
+        _enter_container()
         # The process daemon outlives this task; the agent that replaces the placeholder uses it.
         warm.start_daemon(driver)
         from hopsgpu.agent.placeholder import run_placeholder
@@ -38,6 +47,7 @@ def placeholder_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
 
 def agent_task(driver: DriverEndpoint, warm: WarmUp) -> Task:
     def task(_: Iterable[Any]) -> Iterator[Any]:
+        _enter_container()
         daemon_start = warm.start_daemon(driver)
         from hopsgpu.agent.agent import run_agent
 

@@ -122,13 +122,16 @@ def refuse_other_image(requested: str, running: str | None) -> None:
     )
 
 
-def refuse_local_image(image: str) -> None:
-    """Refuse an image for an application on this machine.
+def refuse_image(image: str, master: str) -> None:
+    """Refuse an image for an application whose executors run in none.
+
+    Args:
+        master: what the application runs on, such as "a local master".
 
     Raises:
         ConfigError: always.
     """
     raise ConfigError(
-        f"image={image!r} with a local master: only YARN starts containers in images; leave"
+        f"image={image!r} with {master}: only YARN starts containers in images; leave"
         " image out to run in this Python, or set HADOOP_CONF_DIR to use YARN"
     )

@@ -23,7 +23,6 @@ from hopsgpu.backends.spark.pending_executors import WaitWatcher
 from hopsgpu.backends.spark.queued_gang import QueuedGang, queued_gang
 from hopsgpu.backends.spark.release import (
     UNREACHABLE_SECONDS,
-    heartbeat_seconds,
     release_executors,
     report,
 )
@@ -75,7 +74,7 @@ class SparkElasticAllocator(ElasticJobAllocator):
         # poll.
         self._not_granted: int | None = None
         # Time after which the cluster manager has received every request.
-        self._settle_seconds = 2 * heartbeat_seconds(self._application.jvm)
+        self._settle_seconds = 2 * self._application.settle_seconds
         self._threads_ended = (threading.Event(), threading.Event(), threading.Event())
         # Jobs of lost executors, with the time of their cancellation.
         self._cancelled_at: dict[GangJob, float] = {}
@@ -152,7 +151,7 @@ class SparkElasticAllocator(ElasticJobAllocator):
             return NO_WAIT
         where = NO_WAIT
         with contextlib.suppress(HopsGpuError):  # the next poll tries again
-            where = self._poll_yarn()[1]
+            where = self._poll_manager()[1]
         with self._changed:
             now, chance = time.monotonic(), random.random()  # noqa: S311
             waiting = self._waiting_jobs()
@@ -166,7 +165,7 @@ class SparkElasticAllocator(ElasticJobAllocator):
         self._cancel(waiting)
         return NO_WAIT
 
-    def _poll_yarn(self) -> tuple[int, WaitReason]:
+    def _poll_manager(self) -> tuple[int, WaitReason]:
         """Return how many executors are not granted, and what the missing ones do."""
         self._next_poll = time.monotonic() + _JOBS_SECONDS
         target = self._executors.target()
@@ -289,7 +288,7 @@ class SparkElasticAllocator(ElasticJobAllocator):
                 self._pending.check()
             self._executors.refuse_hopeless(started)
             try:
-                missing, where = self._poll_yarn()
+                missing, where = self._poll_manager()
             except HopsGpuError as error:
                 clock.report((), silent_manager(str(error)))
                 continue

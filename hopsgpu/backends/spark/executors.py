@@ -1,4 +1,4 @@
-"""The executors of one gang or search on YARN: resource profile, jobs and control channel."""
+"""The executors of one gang or search: resource profile, jobs and control channel."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, Task, refuse_hopeless
 from hopsgpu.backends.spark.jvm import wait_until
 from hopsgpu.backends.spark.log4j import CapturedLog
+from hopsgpu.cluster_managers.manager import HeldExecutors
 from hopsgpu.cluster_managers.yarn.container_exits import container_exit
-from hopsgpu.cluster_managers.yarn.resource_manager import PriorityContainers
 from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer, serve
@@ -44,14 +44,14 @@ class Executors:
 
     Attributes:
         driver: what an executor needs to connect to the control channel.
-        removals: Spark's messages about executors that have ended, with YARN's diagnostics.
+        removals: Spark's messages about executors that have ended, or None.
     """
 
     application: Application
     profile: ResourceProfile
     server: ControlServer
     driver: DriverEndpoint
-    removals: CapturedLog
+    removals: CapturedLog | None
 
     def new_job(
         self,
@@ -100,7 +100,7 @@ class Executors:
             ConfigError: a setting ends each container before its executor can start.
         """
         failing = self.application.failing
-        for message in self.removals.drain():
+        for message in () if self.removals is None else self.removals.drain():
             if match := _CONTAINER.search(message):
                 failing.record_exit(match[0], container_exit(message))
         if (hopeless := failing.hopeless_exit()) is not None:
@@ -177,9 +177,9 @@ class Executors:
             why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
             log.info("killed executors end with the heartbeats of their nodes: %s", why)
 
-    def held_containers(self) -> PriorityContainers:
-        """Return the containers of these executors, as the ResourceManager shows them."""
-        return self.application.manager.held_containers(self.application.id, self.profile.id)
+    def held_containers(self) -> HeldExecutors:
+        """Return the containers of these executors, as the cluster manager shows them."""
+        return self.application.manager.held_executors(self.application.id, self.profile.id)
 
 
 _Allocator = TypeVar("_Allocator", bound=Releasable)
@@ -189,14 +189,14 @@ _Allocator = TypeVar("_Allocator", bound=Releasable)
 def spark_allocator(
     kind: Callable[[Request, Executors], _Allocator], application: Application, request: Request
 ) -> Iterator[_Allocator]:
-    """Provide an allocator on YARN; release all its executors on every path.
+    """Provide an allocator of executors; release all of them on every path.
 
     Raises:
         ConfigError: the driver cannot listen for the executors.
     """
     with (
         _control_channel(application, request.plan.executors) as (server, driver),
-        application.jvm.removals() as removals,
+        application.removals() or contextlib.nullcontext() as removals,
     ):
         profile = application.profiles.check_out(request.plan.shape)
         allocator = kind(request, Executors(application, profile, server, driver, removals))

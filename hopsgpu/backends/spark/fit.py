@@ -1,15 +1,13 @@
-"""The containers that a launch requests from YARN, and the check whether YARN can grant them."""
+"""The executors that a launch requests, and the check whether they can ever be granted."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 from hopsgpu.backends.gang_request import demand_of
 from hopsgpu.backends.spark.application import Application
-from hopsgpu.backends.spark.settings import check_gang, is_cluster_mode
+from hopsgpu.backends.spark.settings import check_gang
 from hopsgpu.backends.spark.spark_versions import slot_check_warning
-from hopsgpu.backends.spark.token_renewal import expiry_warnings
 from hopsgpu.cluster_managers.capacity import check_possible, cores_per_gpu
 from hopsgpu.cluster_managers.snapshot import Snapshot
 from hopsgpu.core.gang import Exclusions
@@ -17,19 +15,18 @@ from hopsgpu.core.gpu_names import may_have_type
 from hopsgpu.core.gpu_types import hosts_of_whole_gpus, marker_of, nodes_with
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan, shape_of
 from hopsgpu.errors import CapacityError, ConfigError
-from hopsgpu.storage.identity import ensure_credentials
 
 
 def fit_on_cluster(spec: GangSpec, application: Application) -> LaunchPlan:
-    """Return the plan of a gang's containers, which YARN can grant; see `GangApplication.fit`.
+    """Return the plan of a gang's executors, which can be granted; see `GangApplication.fit`.
 
     Raises:
         ConfigError: the application may not have so many executors; no node has GPUs of the
             requested type, or several GPUs for a rank; or no node starts containers in the
             application's image.
-        CapacityError: YARN can never grant them; nothing was requested.
+        CapacityError: they can never be granted; nothing was requested.
     """
-    check_credentials(application, spec.acquire_timeout)
+    application.check_wait(spec.acquire_timeout)
     everywhere = application.snapshot(0.0)
     marker = _marker(spec.gpu_type, application)
     hosts = _hosts(spec, marker, everywhere, application)
@@ -39,24 +36,16 @@ def fit_on_cluster(spec: GangSpec, application: Application) -> LaunchPlan:
     executors = spec.workers // ranks
     check_gang(application.setting, executors)
     check_possible(demand_of(shape, executors, spec.placement), snapshot)
-    warnings = (*snapshot.problems, *application.image_warnings)
+    warnings = (*snapshot.problems, *application.setup_warnings)
     warning = slot_check_warning(application.versions["spark"], application.setting)
     if warning is not None:
         warnings += (warning,)
-    warnings += expiry_warnings(application.jvm, application.setting)
     least = spec.gpus.sharing
     if spec.placement == "pack" and ranks == least < spec.workers:
         warning = f"pack: at most {least} of the {spec.workers} ranks fit in one container"
         warnings += (warning,)
     queue = snapshot.queues[0].path
     return LaunchPlan(spec, executors, ranks, shape, queue, {}, {}, warnings, hosts)
-
-
-def check_credentials(application: Application, seconds: float | None) -> None:
-    """Raise ConfigError if the driver's ticket does not last while the gang may wait."""
-    setting = application.setting
-    if application.jvm.is_kerberized() and not is_cluster_mode(setting):
-        ensure_credentials(application.jvm.hadoop, setting, os.environ, seconds)
 
 
 def check_with_exclusions(
@@ -67,14 +56,10 @@ def check_with_exclusions(
 
 
 def _marker(gpu_type: str | None, application: Application) -> str | None:
-    """Return the YARN resource that marks nodes with GPUs of a type, or None."""
-    marker = None if gpu_type is None else marker_of(gpu_type, application.markers)
-    if marker is not None and not application.jvm.has_resource(marker):
-        raise ConfigError(
-            f"{marker}, which spark.hopsgpu.markers names for gpu_type={gpu_type!r}, is unknown"
-            " here: resource-types.xml in HADOOP_CONF_DIR must name it in yarn.resource-types, as"
-            " on the ResourceManager"
-        )
+    """Return the resource that marks nodes with GPUs of a type, or None."""
+    if gpu_type is None or (marker := marker_of(gpu_type, application.markers)) is None:
+        return None
+    application.check_marker(marker, gpu_type)
     return marker
 
 
@@ -94,7 +79,7 @@ def _hosts(
                 " spark.hopsgpu.markers names for it; the administrator adds it to nodes with"
                 f" yarn.nodemanager.resource-type.{marker}"
             )
-    answers = application.node_managers.devices(list(nodes.values()))
+    answers = application.manager.devices(list(nodes.values()))
     models = {
         nodes[node].host: sorted({gpu.name for gpu in devices.gpus})
         for node, devices in answers.devices.items()
@@ -102,7 +87,7 @@ def _hosts(
     silent = [nodes[node].host for node in answers.problems]
     if gpu_type is None:
         return hosts_of_whole_gpus(models, silent, gpus_per_rank)
-    # Only YARN's own plugin describes GPUs. Each executor is checked at its arrival, too.
+    # On YARN, only its own plugin describes GPUs. Each executor is checked at its arrival, too.
     undescribed = [host for host, names in models.items() if not names]
     if undescribed or (marker is not None and silent):
         return frozenset([*silent, *undescribed]).union(

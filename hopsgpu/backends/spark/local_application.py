@@ -17,7 +17,7 @@ from hopsgpu.backends.local.containers import Containers, local_allocator
 from hopsgpu.backends.local.elastic_allocator import LocalElasticAllocator
 from hopsgpu.backends.local.gang_allocator import LocalGangAllocator
 from hopsgpu.backends.local.machine import check_gpus, fit_on_machine, own_gpus, this_machine
-from hopsgpu.backends.spark.container_image import refuse_local_image
+from hopsgpu.backends.spark.container_image import refuse_image
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.spec import GangSpec, LaunchPlan
@@ -70,7 +70,7 @@ class LocalApplication(GangApplication):
         return None
 
     def check_image(self, requested: str) -> None:
-        refuse_local_image(requested)
+        refuse_image(requested, "a local master")
 
     def is_running(self, application_id: str) -> bool:
         return False

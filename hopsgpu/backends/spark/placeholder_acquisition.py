@@ -134,7 +134,7 @@ class PlaceholderAcquisition:
                     log.info("%s: another gang has taken the turn", self._request.run_id)
                     return None
                 self._executors.refuse_hopeless(self.jobs)
-                self._poll_yarn()
+                self._poll_manager()
             self._clock.report(hosts_of(self._placeholders), self._why())
             self._handle_next_event()
 
@@ -223,7 +223,7 @@ class PlaceholderAcquisition:
         except Py4JError as error:
             log.warning("surplus executors stay until Spark's idle timeout: %s", error)
 
-    def _poll_yarn(self) -> None:
+    def _poll_manager(self) -> None:
         """Record the cluster manager's view of this gang, or why it does not answer."""
         try:
             held = self._executors.held_containers()

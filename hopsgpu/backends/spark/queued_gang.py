@@ -132,9 +132,7 @@ class QueuedGang:
         failing = self._application.failing.hosts(time.monotonic())
         if yarn_chooses and not failing:
             return ()
-        # YARN's client refuses a request with both a node label and hosts, and that error ends
-        # Spark's application master.
-        if self._application.has_node_label:
+        if not self._application.can_prefer_hosts:
             return ()
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)

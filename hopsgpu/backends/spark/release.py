@@ -1,4 +1,4 @@
-"""Release of a gang: end the tasks, kill the executors, and confirm it at the ResourceManager."""
+"""Release of a gang: end the tasks, kill the executors, and confirm it at the cluster manager."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from py4j.protocol import Py4JError
 from hopsgpu.backends.gang_request import Watcher
 from hopsgpu.backends.spark.barrier_job import GangJob
 from hopsgpu.backends.spark.executors import Executors
-from hopsgpu.backends.spark.jvm import Jvm, wait_until
+from hopsgpu.backends.spark.jvm import wait_until
 from hopsgpu.core.gang import GangExecutor
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.units import count_of
@@ -24,19 +24,10 @@ log = logging.getLogger(__name__)
 RELEASE_SECONDS = 30.0
 _ENDED_SECONDS = 0.5
 _POLL_SECONDS = 0.05
-# The heartbeat interval of Spark's application master, and its default.
-_HEARTBEAT = "spark.yarn.scheduler.heartbeat.interval-ms"
-_HEARTBEAT_MS = 3000
 _ENDING_SECONDS = 5.0
 # An executor is unreachable if it does not report the end of its cancelled task in this time.
 UNREACHABLE_SECONDS = 4.0
 _PART_SECONDS = 10.0
-
-
-def heartbeat_seconds(jvm: Jvm) -> float:
-    """Return the seconds within which the application master forwards a request to YARN."""
-    interval = jvm.setting(_HEARTBEAT) or ""
-    return 2 * (int(interval) if interval.isdigit() else _HEARTBEAT_MS) / 1000
 
 
 @dataclass(frozen=True)
@@ -62,17 +53,19 @@ def release_executors(executors: Executors, jobs: Sequence[GangJob], *, is_whole
 
     Args:
         jobs: all jobs of the gang, ended or not.
-        is_whole: whether the gang was whole; if not, YARN may still receive requests.
+        is_whole: whether the gang was whole; if not, requests may still be on their way.
     """
     began = time.monotonic()
     try:
         release = _ReleaseWatch(executors, jobs, is_whole).run()
     except Exception as error:  # noqa: BLE001 - must not hide the error that ended the run
-        # The context was stopped, or its JVM has died: YARN then reclaims all executors.
-        release = Release(False, _unconfirmed_text(f"{type(error).__name__}: {error}"))
+        # The context was stopped, or its JVM has died: all executors then end.
+        why = f"{type(error).__name__}: {error}"
+        release = Release(False, _unconfirmed_text(executors, why))
     if release.is_confirmed:
         log.info(
-            "executors released; the ResourceManager confirmed it after %.1f s",
+            "executors released; %s confirmed it after %.1f s",
+            executors.application.manager.title,
             time.monotonic() - began,
         )
     else:
@@ -137,16 +130,16 @@ class _ReleaseWatch:
             while not job.ended.wait(_ENDED_SECONDS) and time.monotonic() < self._deadline:
                 self._jvm.cancel(job.tag)
                 self._executors.server.disconnect_all()
-        log.debug("jobs ended; waits until the ResourceManager shows no executor")
+        log.debug("jobs ended; waits until the cluster manager shows no executor")
         self._ended = time.monotonic()
         if not self._wait_until(self._is_confirmed):
             no_kill = "" if self._no_kill is None else f"; the direct kill failed: {self._no_kill}"
-            return Release(False, _unconfirmed_text(self._last_answer + no_kill))
+            return Release(False, _unconfirmed_text(self._executors, self._last_answer + no_kill))
         # Containers of other applications may be ending too, so this wait has its own limit.
         with contextlib.suppress(HopsGpuError):  # not essential: the kill is already confirmed
             ended = time.monotonic() + _ENDING_SECONDS
             manager = self._executors.application.manager
-            self._wait_until(lambda: not manager.gpus_ending() or time.monotonic() > ended)
+            self._wait_until(lambda: not manager.are_gpus_ending() or time.monotonic() > ended)
         if self._no_kill is None:
             return Release(True)
         return Release(
@@ -173,7 +166,7 @@ class _ReleaseWatch:
     def _give_up_unreachable(self) -> None:
         """Make Spark give up executors that do not report the end of their task.
 
-        Otherwise Spark's target includes these executors, and YARN replaces killed ones.
+        Otherwise Spark's target includes these executors, and killed ones are replaced.
         """
         running = {*self._executors.busy_ids()} - self._given_up
         if running:
@@ -203,14 +196,15 @@ class _ReleaseWatch:
     def _is_confirmed(self) -> bool:
         if not self._are_executors_gone():
             return False
-        # If the gang was not whole, YARN may still receive a request of Spark: check again.
+        # If the gang was not whole, a request of Spark may still be on its way: check again.
         if self._is_whole:
             return True
-        return not self._never.wait(heartbeat_seconds(self._jvm)) and self._are_executors_gone()
+        settling = self._executors.application.settle_seconds
+        return not self._never.wait(settling) and self._are_executors_gone()
 
 
-def _unconfirmed_text(shown: str) -> str:
+def _unconfirmed_text(executors: Executors, shown: str) -> str:
     return (
-        f"the ResourceManager did not confirm that the GPUs are back ({shown}); Spark's idle"
-        " timeout releases them"
+        f"{executors.application.manager.title} did not confirm that the GPUs are back ({shown});"
+        " Spark's idle timeout releases them"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 
 from pyspark.resource import (
     ExecutorResourceRequests,
@@ -38,17 +39,40 @@ def build_profile(shape: ExecutorShape) -> ResourceProfile:
     return ResourceProfileBuilder().require(executor).require(task).build
 
 
+def build_standalone_profile(shape: ExecutorShape) -> ResourceProfile:
+    """Return the same for a standalone master, which assigns the GPUs of its workers itself.
+
+    The master counts the heap and no overhead. Therefore all memory is requested as heap, which the
+    executor's JVM does not fill: otherwise the ranks' memory would be promised to other executors.
+    """
+    memory = shape.heap_mib + shape.overhead_mib
+    executor = ExecutorResourceRequests().cores(shape.cores).memory(f"{memory}m")
+    executor.memoryOverhead("0m")
+    task = TaskResourceRequests().cpus(shape.cores)
+    if shape.gpus:
+        executor.resource("gpu", shape.gpus)
+        task.resource("gpu", shape.gpus)
+    return ResourceProfileBuilder().require(executor).require(task).build
+
+
 class ProfilePool:
-    def __init__(self) -> None:
+    """The profiles of one application.
+
+    Args:
+        build: creates the profile of executors of a shape.
+    """
+
+    def __init__(self, build: Callable[[ExecutorShape], ResourceProfile] = build_profile) -> None:
+        self._build = build
         self._lock = threading.Lock()
         self._idle: dict[ExecutorShape, list[ResourceProfile]] = defaultdict(list)
 
     def check_out(self, shape: ExecutorShape) -> ResourceProfile:
         with self._lock:
             idle = self._idle[shape]
-            return idle.pop() if idle else build_profile(shape)
+            return idle.pop() if idle else self._build(shape)
 
     def check_in(self, shape: ExecutorShape, profile: ResourceProfile) -> None:
-        """Put a profile back into the pool, once the ResourceManager has no container of it."""
+        """Put a profile back into the pool, once the cluster manager has no executor of it."""
         with self._lock:
             self._idle[shape].append(profile)

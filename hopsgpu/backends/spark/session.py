@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
 import os
 import platform
 import re
-import secrets
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hopsgpu.backends.masters import is_local
-from hopsgpu.backends.spark.authorities import shipped_bundle
 from hopsgpu.backends.spark.console import gateway
-from hopsgpu.backends.spark.container_image import IMAGE, image_properties, refuse_local_image
-from hopsgpu.backends.spark.log4j import suppressed
-from hopsgpu.backends.spark.package_archive import (
-    ARCHIVES,
-    MARKERS,
-    PACKAGE,
-    PY_FILES,
-    pack_package,
-    with_entry,
-)
-from hopsgpu.backends.spark.pyspark_archives import bytecode_of_new_jvm
-from hopsgpu.backends.spark.settings import (
-    SESSION_DEFAULTS,
-    check_session,
-    check_submitted,
-    is_cluster_mode,
-)
+from hopsgpu.backends.spark.container_image import IMAGE, refuse_image
+from hopsgpu.backends.spark.session_builder import create_session, new_builder
+from hopsgpu.backends.spark.settings import check_session, check_submitted, is_cluster_mode
 from hopsgpu.backends.spark.spark_location import find_spark
 from hopsgpu.backends.spark.spark_versions import (
     is_python_supported,
@@ -46,19 +27,17 @@ from hopsgpu.backends.spark.spark_versions import (
     refuse,
     version_problem,
 )
-from hopsgpu.cluster_managers.yarn.gpu_resource import SPARK_SETTING, choose_gpu_resource
-from hopsgpu.cluster_managers.yarn.queues import check_queue
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
+from hopsgpu.backends.spark.standalone_session import check_standalone, start_on_standalone
+from hopsgpu.backends.spark.yarn_session import check_yarn, start_on_yarn
+from hopsgpu.cluster_managers.kind import ManagerKind
+from hopsgpu.cluster_managers.kinds import LOCAL_MASTER, default_master, kind_of, master_forms
+from hopsgpu.cluster_managers.standalone.kind import Standalone
+from hopsgpu.cluster_managers.yarn.kind import Yarn
 from hopsgpu.core.boundary import public
-from hopsgpu.core.gpu_types import parse_markers
 from hopsgpu.core.image_names import check_image_name
 from hopsgpu.core.own_log import level_of, show_on_stderr
-from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
+from hopsgpu.errors import ConfigError
 from hopsgpu.rank.context import VARIABLE
-from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
-from hopsgpu.storage.identity import ensure_credentials
-from hopsgpu.storage.spark_defaults import spark_defaults
 from hopsgpu.tracebacks import VARIABLE as LOG
 
 if TYPE_CHECKING:
@@ -66,25 +45,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MAX_STARTS = 3
-_PYTHON = "spark.pyspark.python"
-_PYTHON_VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
+# For each kind of cluster manager: the check of settings before a JVM is started, and the start.
+_STARTS: Mapping[
+    type[ManagerKind],
+    tuple[
+        Callable[[Mapping[str, str]], None],
+        Callable[[str, str, Mapping[str, str]], SparkSession],
+    ],
+] = {
+    Yarn: (check_yarn, start_on_yarn),
+    Standalone: (check_standalone, start_on_standalone),
+}
 _TAGS = "spark.yarn.tags"
 _OWN_TAG = re.compile(r"(^|,)hopsgpu-[0-9a-f]{12}$")
-_LOCAL_MASTER = "local[*]"
 # No other machine connects to this application's JVM, and this machine may change its network.
 _LOCAL_DEFAULTS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.showConsoleProgress": "false",
 }
-# A frame of Spark's user interface in a Java stack, as py4j prints it.
-_IN_UI = "\tat org.apache.spark.ui."
-_CONTEXT = "org.apache.spark.SparkContext"
-# Spark logs the first message with the stack of an error that is also raised, and the second at the
-# next start.
-_FAILED = "Error initializing SparkContext"
-_FAILED_BEFORE = "Another SparkContext is being constructed (or threw an exception"
 
 
 @public
@@ -132,11 +111,10 @@ def session(
     show_on_stderr(level_of(requested.get("spark.hopsgpu.log") or os.environ.get(LOG)))
     master = default_master(requested, os.environ)
     if is_local(master) and IMAGE in requested:
-        refuse_local_image(requested[IMAGE])
+        refuse_image(requested[IMAGE], "a local master")
     if master is not None and not is_local(master):
         # Refuse wrong settings before a JVM is started; it alone knows spark-submit's arguments.
-        choose_gpu_resource({**spark_defaults(os.environ), **requested}, os.environ)
-        check_session({**_ours(requested), "spark.yarn.dist.archives": f"#{ALIAS}"})
+        _start_of(master)[0]({"spark.master": master, **requested})
     find_spark()
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
@@ -155,12 +133,24 @@ def session(
     if master is None:
         # spark-submit has started the JVM, which alone knows the master.
         SparkContext._ensure_initialized()
-        master = SparkConf().get("spark.master", _LOCAL_MASTER)
+        master = SparkConf().get("spark.master", LOCAL_MASTER)
     log.info("session requested: starts one on master %s", master)
     if is_local(master):
         return _start_local(name, master, requested)
-    with _python_of_image_only_here():
-        return _start_on_yarn(name, requested)
+    return _start_of(master)[1](name, master, requested)
+
+
+def _start_of(
+    master: str,
+) -> tuple[
+    Callable[[Mapping[str, str]], None], Callable[[str, str, Mapping[str, str]], SparkSession]
+]:
+    kind = kind_of(master)
+    if kind is None:
+        raise ConfigError(
+            f"this Spark application cannot hold gangs: spark.master={master}: {master_forms()}"
+        )
+    return _STARTS[type(kind)]
 
 
 def _check_versions(environ: Mapping[str, str]) -> None:
@@ -190,17 +180,6 @@ def _check_versions(environ: Mapping[str, str]) -> None:
         )
 
 
-def default_master(requested: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
-    """Return the master of a new application; None if spark-submit has set it."""
-    if "spark.master" in requested:
-        return requested["spark.master"]
-    if "PYSPARK_GATEWAY_PORT" in environ:
-        return None
-    if is_configured(environ):
-        return "yarn"
-    return spark_defaults(environ).get("spark.master", _LOCAL_MASTER)
-
-
 def _start_local(name: str, master: str, requested: Mapping[str, str]) -> SparkSession:
     """Return a session with a local master; print to stderr how it differs from YARN.
 
@@ -219,18 +198,13 @@ def _start_local(name: str, master: str, requested: Mapping[str, str]) -> SparkS
     environment = dict(SparkConf().getAll())
     if is_cluster_mode(environment.get):
         check_submitted(environment.get, {"spark.master": master})
-    session = _create_session(_builder(name, settings))
+    session = create_session(new_builder(name, settings))
     try:
         application_of(session)
     except BaseException:
         session.stop()
         raise
     return session
-
-
-def _ours(requested: Mapping[str, str]) -> dict[str, str]:
-    """Return a gang's settings, overridden by the user's; both override spark-defaults.conf."""
-    return {"spark.master": "yarn", **SESSION_DEFAULTS, **requested}
 
 
 def _check_running(facts: dict[str, str], requested: Mapping[str, str]) -> None:
@@ -246,177 +220,6 @@ def _check_running(facts: dict[str, str], requested: Mapping[str, str]) -> None:
             + ", ".join(f"{key}={value} (it has {facts.get(key)})" for key, value in late.items())
             + ". Remove them, or call spark.stop() first"
         )
-
-
-def _start_on_yarn(name: str, requested: Mapping[str, str]) -> SparkSession:
-    from pyspark import SparkConf, SparkContext
-
-    from hopsgpu.backends.spark.yarn_driver import act_for_submitter, settings_inside
-
-    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if not is_submitted and not is_configured(os.environ):
-        raise ConfigError(
-            "HADOOP_CONF_DIR is not set, so YARN cannot be found: set it to the cluster's Hadoop"
-            ' configuration (for the development cluster: eval "$(hopsgpu cluster env)");'
-            " master='local[*]' runs on this machine"
-        )
-    settings = _ours(requested)
-    if not is_submitted:
-        defaults = spark_defaults(os.environ)
-        settings |= image_properties({**defaults, **settings}.get, os.environ, _PYTHON_VERSION)
-        _choose_python(settings.get(_PYTHON))
-        # Check before a JVM starts: without a ticket it would print a stack every second.
-        ensure_credentials(
-            HadoopConf.load_hdfs(os.environ).get, {**defaults, **settings}.get, os.environ
-        )
-    elif _PYTHON in requested:
-        os.environ["PYSPARK_PYTHON"] = requested[_PYTHON]
-    # Start the JVM as the context would. Only the JVM knows spark-defaults.conf and the arguments
-    # of spark-submit, whose files must still be shipped.
-    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    with bytecode_of_new_jvm():
-        SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
-    environment = dict(SparkConf().getAll())
-    if is_cluster_mode(environment.get):
-        session = _create_session(_builder(name, settings_inside(settings, environment, requested)))
-        act_for_submitter(session.sparkContext)
-        return session
-    if is_submitted:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        # The settings of spark-submit, including spark-defaults.conf, are the user's settings.
-        settings = settings | environment | dict(requested)
-        settings |= image_properties(settings.get, os.environ, _PYTHON_VERSION)
-        if IMAGE in settings:
-            _choose_python(settings[_PYTHON])
-        ensure_credentials(HadoopConf.load_hdfs(os.environ).get, settings.get, os.environ)
-    with tempfile.TemporaryDirectory(prefix="hopsgpu-ship-") as directory:
-        shipped = environment | settings
-        markers = parse_markers(shipped.get(MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
-        scripts = pack_scripts(Path(directory) / "hopsgpu-discovery.tar.gz", markers.values())
-        settings[ARCHIVES] = with_entry(shipped.get(ARCHIVES), f"{scripts.as_uri()}#{ALIAS}")
-        # Spark's Python daemon needs the package before a task brings files that Spark serves.
-        package = pack_package(Path(directory) / PACKAGE)
-        settings[PY_FILES] = with_entry(shipped.get(PY_FILES), package.as_uri())
-        settings[SPARK_SETTING] = choose_gpu_resource(shipped, os.environ)
-        settings |= shipped_bundle(shipped, os.environ)
-        check_session(environment | settings)
-        _check_queue((environment | settings).get("spark.yarn.queue", "default"))
-        tag = f"hopsgpu-{secrets.token_hex(6)}"
-        tags = (environment | settings).get(_TAGS)
-        settings[_TAGS] = ",".join(filter(None, (tags, tag)))
-        # After the creation, YARN has copies of the files.
-        return _create_session(_builder(name, settings), functools.partial(_end_application, tag))
-
-
-def _choose_python(named: str | None) -> None:
-    """Choose the executors' Python: the named one, else PYSPARK_PYTHON, else the driver's.
-
-    If a plain script starts the context, Spark reads this variable and not the property.
-    """
-    if named is not None:
-        os.environ["PYSPARK_PYTHON"] = named
-    else:
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-
-
-@contextlib.contextmanager
-def _python_of_image_only_here() -> Iterator[None]:
-    """Restore PYSPARK_PYTHON on exit if the session's executors run in an image.
-
-    The next session of this process may have another image, or none.
-    """
-    from pyspark import SparkContext
-
-    before = os.environ.get("PYSPARK_PYTHON")
-    try:
-        yield
-    finally:
-        context = SparkContext._active_spark_context
-        if context is not None and context.getConf().get(IMAGE):
-            if before is None:
-                os.environ.pop("PYSPARK_PYTHON", None)
-            else:
-                os.environ["PYSPARK_PYTHON"] = before
-
-
-def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.appName(name)
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    return builder
-
-
-def _check_queue(name: str) -> None:
-    check_queue(name, _manager().queues())
-
-
-def _manager() -> ResourceManager:
-    from pyspark import SparkContext
-
-    jvm: Any = SparkContext._jvm
-    hadoop = jvm.org.apache.hadoop.yarn.conf.YarnConfiguration()
-    return ResourceManager(web_addresses(hadoop.get))
-
-
-def _end_application(tag: str) -> None:
-    """End the application of a failed start of Spark, if YARN still has it.
-
-    An application master that registers while its driver ends does not notice that end, and would
-    run forever.
-    """
-    try:
-        manager = _manager()
-        application = manager.find_by_tag(tag)
-        if application is None or application.has_ended:
-            return
-        log.info("ends %s, whose driver failed to start", application.id)
-        manager.kill(application.id, application.user)
-    except HopsGpuError as error:
-        print(
-            "hopsgpu: the application of the failed start may still be in YARN, because it could"
-            f" not be ended ({error}): `yarn application -list -appTags {tag}` shows it, and"
-            " `yarn application -kill ID` ends it",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def _create_session(
-    builder: SparkSession.Builder, clear: Callable[[], None] = lambda: None
-) -> SparkSession:
-    """Return the session; start again if Spark's user interface failed to start.
-
-    Spark attaches the pages of its UI and adds the application master's filter to them without a
-    common lock. Some starts fail because of this (8 of 176, with three at once on two cores),
-    mostly with a ConcurrentModificationException, always in the UI. Spark has then stopped the
-    context, and the JVM accepts a new one.
-
-    Args:
-        clear: removes the leftovers of a failed start.
-    """
-    from py4j.protocol import Py4JJavaError
-    from pyspark import SparkContext
-
-    for start in range(1, _MAX_STARTS + 1):
-        try:
-            messages = (_FAILED,) if start == 1 else (_FAILED, _FAILED_BEFORE)
-            with suppressed(SparkContext._jvm, _CONTEXT, *messages):
-                return builder.getOrCreate()
-        except Py4JJavaError as error:
-            clear()
-            if start == _MAX_STARTS or _IN_UI not in str(error):
-                raise
-            why = str(error.java_exception.toString()).splitlines()[0]
-        log.info("start %d of Spark failed: %s", start, why)
-        print(
-            "hopsgpu: Spark's user interface failed to start, which happens on busy machines"
-            f" ({why}); Spark is started again (start {start + 1} of {_MAX_STARTS})",
-            file=sys.stderr,
-            flush=True,
-        )
-    raise AssertionError("the last start returns or raises")
 
 
 def _check_conf(

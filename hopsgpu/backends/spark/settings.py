@@ -10,14 +10,11 @@ from collections.abc import Callable, Mapping
 
 from hopsgpu.backends.spark.shell_safety import shell_findings
 from hopsgpu.backends.spark.spark_versions import other_python
+from hopsgpu.cluster_managers.kinds import kind_of, master_forms
 from hopsgpu.errors import ConfigError
-from hopsgpu.gpu.script_archive import ALIAS
 from hopsgpu.units import count_of
 
 _DYNAMIC = "spark.dynamicAllocation."
-_PLUGIN = "spark.resources.discoveryPlugin"
-# Spark's default plugin, which runs the discovery script.
-_OWN_PLUGIN = "org.apache.spark.resource.ResourceDiscoveryScriptPlugin"
 _ATTEMPTS = "spark.yarn.maxAppAttempts"
 _EXCLUDE = "spark.excludeOnFailure.enabled"
 # With this property, Spark starts a second copy of the only task of a stage if the task is slow.
@@ -33,45 +30,35 @@ _AT_SUBMISSION = re.compile(
     r"|scheduler\.heartbeat\.interval-ms))"
 )
 
-_MASTERS = "it must be yarn, or local[*] or local[N] for this machine only"
-
-# Settings of our sessions unless the user sets them; a user's value is checked, not replaced.
-SESSION_DEFAULTS: Mapping[str, str] = {
+# Settings of sessions on every cluster manager, unless the user sets them: a user's value is
+# checked, not replaced.
+_COMMON_DEFAULTS: Mapping[str, str] = {
     _DYNAMIC + "enabled": "true",
     _DYNAMIC + "shuffleTracking.enabled": "true",
     _DYNAMIC + "shuffleTracking.timeout": "5min",
     _DYNAMIC + "minExecutors": "0",
     _DYNAMIC + "initialExecutors": "0",
     "spark.executor.instances": "0",
-    # The release of GPUs is visible within one heartbeat of the application master.
-    "spark.yarn.scheduler.heartbeat.interval-ms": "250",
     "spark.python.task.killTimeout": "200ms",
-    # YARN must count the memory of ranks, whose process daemon outlives the task that starts it.
-    "spark.python.daemon.module": "hopsgpu.spark.daemon",
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
     "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "3",
     # The GPUs of a frozen driver are released after 20 × 10 s rather than 60 × 10 s.
     "spark.executor.heartbeat.maxFailures": "20",
-    # Executors that failed long ago do not count towards the limit that ends the application.
-    "spark.executor.failuresValidityInterval": "10min",
-    # Spark's default is twice maxExecutors: a node on which executors fail would soon end the
-    # application, with its ETL. A waiting gang itself limits repeated failures.
-    "spark.executor.maxNumFailures": "1000",
     "spark.scheduler.mode": "FIFO",
     # A company's spark-defaults.conf may have other values of these for ETL.
     _DYNAMIC + "executorAllocationRatio": "1",
     "spark.decommission.enabled": "false",
     _EXCLUDE: "false",
     _SPECULATION_THRESHOLD: "365d",
-    "spark.yarn.maxAppAttempts": "1",
-    # In cluster mode the driver's Python is in the application master's container too.
-    "spark.driver.minMemoryOverhead": "1g",
-    # The driver in YARN may import, read and build for longer before it creates its session than
-    # the 100 s after which Spark ends it.
-    "spark.yarn.am.waitTime": "30min",
     # Spark's progress bars would overwrite the lines of ranks and progress.
     "spark.ui.showConsoleProgress": "false",
 }
+
+
+def session_defaults(master: str | None) -> dict[str, str]:
+    """Return the settings of sessions with a master, unless the user sets them."""
+    kind = kind_of(master)
+    return {**_COMMON_DEFAULTS, **(kind.session_settings if kind is not None else {})}
 
 
 def check_session(properties: Mapping[str, str]) -> None:
@@ -86,12 +73,14 @@ def check_session(properties: Mapping[str, str]) -> None:
         *_master(setting),
         *_dynamic_allocation_problems(setting),
         *_scheduling(setting),
-        *_shipping(setting),
+        *_manager_problems(setting),
     ]
-    unset = [*_memory(setting), *shell_findings(properties)]
+    kind = kind_of(setting("spark.master"))
+    has_shell = kind is not None and kind.has_shell
+    unset = [*_memory(setting), *(shell_findings(properties) if has_shell else ())]
     if findings:
         mend = "hopsgpu.session() sets all of this for a new application"
-        if is_cluster_mode(setting):
+        if kind is not None and kind.has_shell and is_cluster_mode(setting):
             mend = f"{SUBMIT} has spark-submit set all of this"
         raise ConfigError(
             f"this Spark application cannot hold gangs: {'; '.join(findings + unset)}. {mend}"
@@ -115,7 +104,7 @@ def check_submitted(setting: Callable[[str], str | None], requested: Mapping[str
     wanted = {name: value for name, value in requested.items() if _AT_SUBMISSION.fullmatch(name)}
     if setting(_ATTEMPTS) is None:
         # If it is not set, YARN's own default of 2 applies.
-        wanted.setdefault(_ATTEMPTS, SESSION_DEFAULTS[_ATTEMPTS])
+        wanted.setdefault(_ATTEMPTS, session_defaults("yarn")[_ATTEMPTS])
     late = {name: value for name, value in wanted.items() if setting(name) != value}
     if late:
         raise ConfigError(
@@ -173,14 +162,15 @@ def _other_python(executors: str, driver: str, which: str) -> ConfigError:
 
 def _master(setting: Callable[[str], str | None]) -> list[str]:
     master = setting("spark.master") or ""
-    if master == "yarn":
-        mode = setting("spark.submit.deployMode") or "client"
-        if mode in ("client", "cluster"):
-            return []
-        return [f"spark.submit.deployMode={mode}: must be client or cluster"]
-    if master.startswith("k8s"):
-        return [f"spark.master={master}: Kubernetes cannot hold gangs; {_MASTERS}"]
-    return [f"spark.master={master} cannot hold gangs; {_MASTERS}"]
+    if kind_of(master) is not None:
+        return []
+    what = "Kubernetes cannot" if master.startswith("k8s") else "it cannot"
+    return [f"spark.master={master}: {what} hold gangs; {master_forms()}"]
+
+
+def _manager_problems(setting: Callable[[str], str | None]) -> list[str]:
+    kind = kind_of(setting("spark.master"))
+    return [] if kind is None else kind.find_problems(setting)
 
 
 def _dynamic_allocation_problems(setting: Callable[[str], str | None]) -> list[str]:
@@ -249,25 +239,6 @@ def _memory(setting: Callable[[str], str | None]) -> list[str]:
         f"{_PYSPARK_MEMORY}={limit}: Spark limits the address space (RLIMIT_AS) of each Python"
         " process to this, ranks included, but frameworks and the GPU driver map far more than"
         " they use; remove it, or set it to 0: memory_per_worker= is the memory of a rank"
-    ]
-
-
-def _shipping(setting: Callable[[str], str | None]) -> list[str]:
-    findings = []
-    plugin = setting(_PLUGIN)
-    if plugin is not None and plugin.strip() != _OWN_PLUGIN:
-        findings.append(
-            f"{_PLUGIN}={plugin}: hopsgpu's discovery script assigns the GPUs, and would not"
-            " run; remove it"
-        )
-    archives = (setting("spark.yarn.dist.archives") or "").split(",")
-    if any(entry.endswith(f"#{ALIAS}") for entry in archives):
-        return findings
-    by = SUBMIT if is_cluster_mode(setting) else "hopsgpu.session()"
-    return [
-        *findings,
-        f"the discovery script is not shipped (spark.yarn.dist.archives has no '#{ALIAS}'), and an"
-        f" application that already runs can no longer receive it: start it with {by}",
     ]
 
 

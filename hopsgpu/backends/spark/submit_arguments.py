@@ -28,8 +28,9 @@ from hopsgpu.backends.spark.package_archive import (
     pack_package,
     with_entry,
 )
-from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, is_cluster_mode
+from hopsgpu.backends.spark.settings import is_cluster_mode, session_defaults
 from hopsgpu.backends.spark.shell_safety import check_line
+from hopsgpu.cluster_managers.kinds import MASTER, required_kind
 from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
 from hopsgpu.cluster_managers.yarn.gpu_resource import SPARK_SETTING, choose_gpu_resource
 from hopsgpu.core.gpu_types import parse_markers
@@ -50,9 +51,15 @@ _SWITCHES = frozenset(
         "--load-spark-defaults",
     )
 )
+_SPARK_ARCHIVES = "spark.archives"
+_YARN = "yarn"
 # The options that set a property.
 _APP_NAME = "spark.app.name"
-_OPTIONS = {"--deploy-mode": "spark.submit.deployMode", "--name": _APP_NAME}
+_OPTIONS = {
+    "--deploy-mode": "spark.submit.deployMode",
+    "--name": _APP_NAME,
+    "--master": MASTER,
+}
 
 
 @dataclass(frozen=True)
@@ -198,6 +205,23 @@ def submit_arguments(
         # Otherwise Spark would name the application after the job file.
         named = {_APP_NAME: Path(rest[0]).name} if _APP_NAME not in properties else {}
         rest = [shipped.job.as_uri()]
+    master = properties.get(MASTER, _YARN)
+    if master == _YARN:
+        joined = _shipped_by_yarn(properties, shipped)
+    else:
+        joined = _shipped_by_driver(properties, shipped)
+    ours, last = [*_confs({**session_defaults(master), **named})], [*_confs(joined)]
+    words = [word for option in options for word in option]
+    line = ["--master", master, *ours, *words, *last, *rest]
+    # A job file contains the script's arguments.
+    script_arguments = rest[1:] if is_cluster_mode(properties.get) else []
+    in_shell = {**properties, **joined} if required_kind(master).has_shell else {}
+    check_line(line, in_shell, script_arguments, os.environ)
+    return line
+
+
+def _shipped_by_yarn(properties: Mapping[str, str], shipped: Shipped) -> dict[str, str]:
+    """Return the properties with which YARN brings the files into containers."""
     archives = with_entry(properties.get(ARCHIVES), f"{shipped.scripts.as_uri()}#{ALIAS}")
     joined = {PY_FILES: with_entry(properties.get(PY_FILES), shipped.package.as_uri())}
     if shipped.modules is not None:
@@ -209,13 +233,25 @@ def submit_arguments(
     gpu_resource = choose_gpu_resource(properties, os.environ)
     if gpu_resource != properties.get(SPARK_SETTING, DEFAULT_GPU_RESOURCE):
         joined[SPARK_SETTING] = gpu_resource
-    ours, last = ([*_confs({**SESSION_DEFAULTS, **named})], [*_confs(joined)])
-    words = [word for option in options for word in option]
-    line = ["--master", "yarn", *ours, *words, *last, *rest]
-    # A job file contains the script's arguments.
-    script_arguments = rest[1:] if is_cluster_mode(properties.get) else []
-    check_line(line, {**properties, **joined}, script_arguments, os.environ)
-    return line
+    return joined
+
+
+def _shipped_by_driver(properties: Mapping[str, str], shipped: Shipped) -> dict[str, str]:
+    """Return the properties with which the driver itself serves the user's modules.
+
+    The session serves hopsgpu, and no discovery script is needed.
+    """
+    if shipped.modules is None:
+        return {}
+    executors = _PYTHON_PATHS[1]
+    # Python starts in the directory into which Spark unpacks the archive.
+    path = (f"{MODULES}/0", properties.get(executors))
+    return {
+        _SPARK_ARCHIVES: with_entry(
+            properties.get(_SPARK_ARCHIVES), f"{shipped.modules.as_uri()}#{MODULES}"
+        ),
+        executors: os.pathsep.join(filter(None, path)),
+    }
 
 
 def _confs(properties: Mapping[str, str]) -> Iterator[str]:

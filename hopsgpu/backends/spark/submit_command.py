@@ -13,7 +13,7 @@ from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.container_image import image_properties
 from hopsgpu.backends.spark.log_level import quiet
 from hopsgpu.backends.spark.package_archive import ARCHIVES
-from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_session
+from hopsgpu.backends.spark.settings import check_session, session_defaults
 from hopsgpu.backends.spark.shell_safety import check_line
 from hopsgpu.backends.spark.spark_versions import (
     driver_memory_overhead,
@@ -21,11 +21,13 @@ from hopsgpu.backends.spark.spark_versions import (
     refuse,
     version_problem,
 )
+from hopsgpu.cluster_managers.kinds import MASTER, kind_of, required_kind
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
 
 MODES = ("client", "cluster")
 _MODE = "spark.submit.deployMode"
+_YARN = "yarn"
 _QUEUE = "spark.yarn.queue"
 _TAGS = "spark.yarn.tags"
 _WAIT = "spark.yarn.submit.waitAppCompletion"
@@ -105,22 +107,30 @@ def plan_submission(
         requested[_WAIT] = "false"
     if mode == "cluster" and job.tag:
         requested[_TAGS] = ",".join(filter(None, ({**defaults, **requested}.get(_TAGS), job.tag)))
-    properties = {**defaults, "spark.master": "yarn", **SESSION_DEFAULTS, **requested, _MODE: mode}
-    if is_local(master := properties["spark.master"]):
+    master = requested.pop(MASTER, None) or _default_master(defaults)
+    properties = {**defaults, **session_defaults(master), **requested, MASTER: master, _MODE: mode}
+    if is_local(master):
         raise ConfigError(
-            f"spark.master={master} runs on this machine only, and `hopsgpu submit` is for YARN:"
-            f" remove it, or run `python {job.script}`"
+            f"spark.master={master} runs on this machine only, and `hopsgpu submit` is for"
+            f" clusters: remove it, or run `python {job.script}`"
         )
+    if job.queue is not None and master != _YARN:
+        raise ConfigError(f"--queue {job.queue}: only YARN has queues; leave it out on {master}")
     check_session({**properties, ARCHIVES: f"#{ALIAS}"})
-    words = ["--deploy-mode", mode]
+    words = ["--master", master, "--deploy-mode", mode]
     if job.name is not None:
         words += ["--name", job.name]
     for name, value in requested.items():
         words += ["--conf", f"{name}={value}"]
-    check_line(words, properties, (), environ)
+    check_line(words, properties if required_kind(master).has_shell else {}, (), environ)
     # An absolute path, so that the command line is the same in every directory.
     arguments = (*words, str(Path(job.script).absolute()), *job.arguments)
     return SubmitPlan(mode, properties.get(_QUEUE, "default"), properties, arguments)
+
+
+def _default_master(defaults: Mapping[str, str]) -> str:
+    named = defaults.get(MASTER)
+    return named if named is not None and kind_of(named) is not None else _YARN
 
 
 def deploy_mode(

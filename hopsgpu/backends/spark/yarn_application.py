@@ -2,60 +2,71 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import sys
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager
 
 from pyspark import SparkContext
 
-from hopsgpu.backends.elastic_allocator import ElasticAllocator
-from hopsgpu.backends.gang_allocation import GangAllocator
-from hopsgpu.backends.gang_request import Request
-from hopsgpu.backends.spark.application import Application
-from hopsgpu.backends.spark.container_image import image_of, refuse_other_image
-from hopsgpu.backends.spark.elastic_allocator import SparkElasticAllocator
-from hopsgpu.backends.spark.executor_probe import probe
-from hopsgpu.backends.spark.executors import spark_allocator
-from hopsgpu.backends.spark.fit import check_with_exclusions, fit_on_cluster
-from hopsgpu.backends.spark.gang_allocator import SparkGangAllocator
+from hopsgpu.backends.spark.cluster_application import ClusterApplication
+from hopsgpu.backends.spark.container_image import (
+    image_of,
+    network_of,
+    refuse_other_image,
+    runtime_of,
+)
 from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.backends.spark.log4j import CapturedLog
 from hopsgpu.backends.spark.package_archive import ship_package
-from hopsgpu.backends.spark.settings import check_python, check_session
+from hopsgpu.backends.spark.settings import check_python, check_session, is_cluster_mode
+from hopsgpu.backends.spark.token_renewal import expiry_warnings
 from hopsgpu.backends.spark.yarn_driver import act_for_submitter
+from hopsgpu.cluster_managers.kinds import required_kind
 from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
+from hopsgpu.cluster_managers.yarn.container_runtime import runtime_problem, settings_of_runtime
 from hopsgpu.cluster_managers.yarn.gpu_resource import SETTING, SPARK_SETTING, choose_gpu_resource
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
-from hopsgpu.core.gang import Exclusions
-from hopsgpu.core.spec import GangSpec, LaunchPlan
+from hopsgpu.cluster_managers.yarn.kind import label_of
+from hopsgpu.cluster_managers.yarn.manager import YarnManager
 from hopsgpu.errors import ConfigError
+from hopsgpu.storage.identity import ensure_credentials
+
+_MAX_ASKED_NODES = 16
+_SNAPSHOT_SECONDS = 10.0
 
 
-class YarnApplication(Application):
+class YarnApplication(ClusterApplication):
     """An application whose gangs run as its executors on YARN."""
 
-    def fit(self, spec: GangSpec) -> LaunchPlan:
-        return fit_on_cluster(spec, self)
+    manager: YarnManager
 
-    def check_with_exclusions(self, plan: LaunchPlan, exclusions: Exclusions) -> None:
-        check_with_exclusions(plan, self, exclusions)
+    @property
+    def partition(self) -> str:
+        return label_of(self.setting) or ""
 
-    def missing_modules(self, modules: Collection[str]) -> tuple[str, ...]:
-        with self.probing:
-            unknown = [name for name in modules if name not in self.has_module]
-            if unknown and (lacks := probe(self, unknown)) is not None:
-                self.has_module |= {name: name not in lacks for name in unknown}
-            return tuple(name for name in modules if not self.has_module.get(name, True))
+    @property
+    def can_prefer_hosts(self) -> bool:
+        # YARN's client refuses a request with both a node label and hosts, and that error ends
+        # Spark's application master.
+        return not self.partition
 
-    def allocate(self, request: Request) -> AbstractContextManager[GangAllocator]:
-        return spark_allocator(SparkGangAllocator, self, request)
+    @property
+    def setup_warnings(self) -> tuple[str, ...]:
+        return (*self.image_warnings, *expiry_warnings(self.jvm, self.setting))
 
-    @contextlib.contextmanager
-    def allocate_elastic(self, request: Request) -> Iterator[ElasticAllocator]:
-        with spark_allocator(SparkElasticAllocator, self, request) as allocator:
-            allocator.start()
-            yield allocator
+    def check_wait(self, seconds: float | None) -> None:
+        if self.jvm.is_kerberized() and not is_cluster_mode(self.setting):
+            ensure_credentials(self.jvm.hadoop, self.setting, os.environ, seconds)
+
+    def check_marker(self, marker: str, gpu_type: str) -> None:
+        if not self.jvm.has_resource(marker):
+            raise ConfigError(
+                f"{marker}, which spark.hopsgpu.markers names for gpu_type={gpu_type!r}, is unknown"
+                " here: resource-types.xml in HADOOP_CONF_DIR must name it in yarn.resource-types,"
+                " as on the ResourceManager"
+            )
+
+    def removals(self) -> CapturedLog | None:
+        return self.jvm.removals()
 
     @property
     def image(self) -> str | None:
@@ -64,8 +75,37 @@ class YarnApplication(Application):
     def check_image(self, requested: str) -> None:
         refuse_other_image(requested, self.image)
 
-    def is_running(self, application_id: str) -> bool:
-        return not self.manager.end_of(application_id)
+    @functools.cached_property
+    def image_warnings(self) -> tuple[str, ...]:
+        """Return why containers in the application's image are not usable on some nodes.
+
+        A few nodes with GPUs are asked, once for each application.
+
+        Raises:
+            ConfigError: none of them starts containers in images.
+        """
+        runtime = runtime_of(self.setting)
+        if runtime is None:
+            return ()
+        nodes = [node for node in self.snapshot(_SNAPSHOT_SECONDS).nodes if node.web]
+        nodes.sort(key=lambda node: (not node.total.gpus, node.host))
+        settings = self.manager.node_managers.settings(
+            nodes[:_MAX_ASKED_NODES], settings_of_runtime(runtime)
+        )
+        network = network_of(self.setting, runtime)
+        problems = {
+            host: problem
+            for host, values in settings.items()
+            if (problem := runtime_problem(runtime, values, network))
+        }
+        fatal = {host: problem for host, problem in problems.items() if problem.is_fatal}
+        if fatal and len(fatal) == len(settings):
+            host, problem = min(fatal.items())
+            raise ConfigError(
+                f"image={self.image!r}: no node that was asked starts containers in images; on"
+                f" {host}, {problem.text}. See docs/docker.md, or leave image out"
+            )
+        return tuple(f"image on {host}: {problem.text}" for host, problem in problems.items())
 
 
 def yarn_application(context: SparkContext, jvm: Jvm) -> YarnApplication:
@@ -91,7 +131,7 @@ def yarn_application(context: SparkContext, jvm: Jvm) -> YarnApplication:
             f"{gpu_resource} is unknown here: resource-types.xml in HADOOP_CONF_DIR must name it in"
             f" yarn.resource-types, as on the ResourceManager; {SETTING} names the resource"
         )
-    manager = ResourceManager(web_addresses(jvm.hadoop), gpu_resource=gpu_resource)
+    manager = required_kind("yarn").connect(settings, os.environ, jvm.hadoop)
     act_for_submitter(context)
     application = YarnApplication(context, jvm, manager, ship_package(context))
     application.check_options()

@@ -338,6 +338,49 @@ def _find_directory(environ: Mapping[str, str], list_gpus: Callable[[], Listing]
         return lease_directory(in_container)
 
 
+def select_assigned(listing: Listing, assigned: Sequence[str]) -> Listing:
+    """Return the devices that a cluster manager assigned, in the order of the assignment.
+
+    Args:
+        assigned: UUIDs, or numbers in the order of PCI bus ids, as the workers' script lists them.
+    """
+    by_address = {device.address: device for device in listing.devices}
+    by_address.update((str(number), device) for number, device in enumerate(listing.devices))
+    missing = Readings("this node's driver does not list it")
+    devices = [
+        by_address.get(address, GpuDevice(f"GPU-{address}", readings=missing))
+        for address in assigned
+    ]
+    return Listing(tuple(devices), listing.is_isolated)
+
+
+def _claim_assigned(assigned: Sequence[str], limits: WaitLimits) -> None:
+    """Lease the assigned GPUs; describe them as bad ones if they cannot be leased."""
+
+    def list_gpus() -> Listing:
+        try:
+            return select_assigned(list_devices(limits.driver), assigned)
+        except DriverError as error:
+            bad = Readings(str(error))
+            return Listing(tuple(GpuDevice(f"GPU-{name}", readings=bad) for name in assigned))
+
+    with _watch_executor() as executor, Leases(_find_directory(os.environ, list_gpus)) as leases:
+        try:
+            devices, is_isolated = acquire_gpus(
+                len(assigned), leases, list_gpus, limits, os.environ
+            )
+        except DiscoveryFailure as failure:
+            _log(str(failure))
+            unusable = Readings(str(failure))
+            gpus = [device._replace(readings=unusable) for device in list_gpus().devices]
+            write_container_gpus(gpus, is_isolated=False)
+            return
+        leases.write_owner(owner(os.environ, executor.pid))
+        with start_keepers(leases, executor) as keep_leases:
+            write_container_gpus(devices, is_isolated)
+            keep_leases()
+
+
 def _discover(amount: int, limits: WaitLimits, gpu_type: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         Path(CONTAINER_GPUS).unlink()  # of an earlier run
@@ -356,14 +399,23 @@ def _discover(amount: int, limits: WaitLimits, gpu_type: str) -> None:
             keep_leases()
 
 
-def main(amount: int, limits: WaitLimits = DEFAULT_LIMITS, gpu_type: str = "") -> int:
+def main(
+    amount: int,
+    limits: WaitLimits = DEFAULT_LIMITS,
+    gpu_type: str = "",
+    assigned: Sequence[str] = (),
+) -> int:
     """Give out GPUs, or write to stderr why not; return the exit code.
 
     Args:
         gpu_type: words of the product name of the GPUs to prefer; "" for any.
+        assigned: the GPUs that the cluster manager has chosen; empty if this script chooses.
     """
     try:
-        _discover(amount, limits, gpu_type)
+        if assigned:
+            _claim_assigned(assigned, limits)
+        else:
+            _discover(amount, limits, gpu_type)
     except (DiscoveryFailure, DriverError, LeaseError, OSError) as error:
         print(f"hopsgpu discovery: {error}", file=sys.stderr)
         return 1

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from hopsgpu.backends.spark.authorities import shipped_bundle
 from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
 from hopsgpu.backends.spark.package_archive import ARCHIVES, PY_FILES, pack_package, with_entry
-from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_submitted
+from hopsgpu.backends.spark.settings import check_submitted, session_defaults
 from hopsgpu.backends.spark.submit_arguments import Shipped, modules_beside, pack, submit_arguments
 from hopsgpu.backends.spark.submit_command import (
     SubmitJob,
@@ -96,7 +96,7 @@ def test_what_a_person_says_is_what_spark_submit_is_given(script: str) -> None:
     # An option of the command wins over a property.
     assert (found["spark.yarn.queue"], plan.queue) == ("gpus", "gpus")
     assert found["spark.executor.memory"] == "2g"
-    assert SESSION_DEFAULTS.items() <= plan.properties.items()
+    assert session_defaults("yarn").items() <= plan.properties.items()
 
 
 def test_the_deploy_mode_is_the_nearest_word(script: str) -> None:
@@ -315,13 +315,13 @@ SUBMITTED = {
 
 def test_a_driver_in_yarn_sets_what_is_not_too_late() -> None:
     given = {"spark.sql.shuffle.partitions": "4", "spark.executor.memory": "2g"}
-    found = settings_inside({**SESSION_DEFAULTS, **given}, SUBMITTED, given)
+    found = settings_inside({**session_defaults("yarn"), **given}, SUBMITTED, given)
     assert found["spark.executor.memory"] == "2g"
     assert found["spark.dynamicAllocation.minExecutors"] == "0"
     assert found[ARCHIVES] == SUBMITTED[ARCHIVES]
     # What it was submitted with wins over ours.
     other = {**SUBMITTED, "spark.executor.heartbeat.maxFailures": "7"}
-    found = settings_inside(SESSION_DEFAULTS, other, {})
+    found = settings_inside(session_defaults("yarn"), other, {})
     assert found["spark.executor.heartbeat.maxFailures"] == "7"
 
 
@@ -344,7 +344,7 @@ def test_what_a_driver_in_yarn_can_no_longer_have_is_refused(
 ) -> None:
     facts = {k: v for k, v in {**SUBMITTED, **submitted}.items() if v is not None}
     with pytest.raises(ConfigError, match=words):
-        settings_inside({**SESSION_DEFAULTS, **given}, facts, given)
+        settings_inside({**session_defaults("yarn"), **given}, facts, given)
 
 
 def test_what_was_submitted_so_may_be_said_again() -> None:
@@ -392,7 +392,7 @@ def test_the_line_of_a_dry_run_can_be_pasted(home: Path, script: str) -> None:
     assert arguments_of(words[-1]) == [script, *weird]
     found = conf_of(words[:-1])
     assert found["spark.x"] == "a 'b' $HOME"
-    assert SESSION_DEFAULTS.items() <= found.items()
+    assert session_defaults("yarn").items() <= found.items()
     shipped = [entry.partition("#")[0] for entry in found[ARCHIVES].split(",")]
     for uri in (*shipped, found[PY_FILES]):
         assert Path(uri.removeprefix("file://")).is_file()

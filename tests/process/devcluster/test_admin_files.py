@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.backends.spark.package_archive import ARCHIVES, PY_FILES
-from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_session
+from hopsgpu.backends.spark.settings import check_session, session_defaults
 from hopsgpu.backends.spark.submit_arguments import (
     Shipped,
     split_options,
@@ -61,7 +61,7 @@ def test_the_file_says_what_a_session_sets(tmp_path: Path) -> None:
     assert said.pop("spark.master") == "yarn"
     assert said.pop(ARCHIVES).endswith(f"#{ALIAS}")
     assert said.pop(PY_FILES).endswith("/hopsgpu-shipped.zip")
-    assert said == dict(SESSION_DEFAULTS)
+    assert said == dict(session_defaults("yarn"))
 
 
 def test_a_context_that_reads_the_whole_file_can_hold_gangs(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def submitted(given: list[str], defaults: dict[str, str]) -> list[str]:
 def test_what_a_session_sets_and_ships_is_on_the_command_line() -> None:
     words = submitted(["--queue", "q", "a.py", "1"], {})
     found = conf_of(words)
-    assert SESSION_DEFAULTS.items() <= found.items()
+    assert session_defaults("yarn").items() <= found.items()
     assert words[:2] == ["--master", "yarn"]
     assert words[-2:] == ["a.py", "1"]
     assert found[ARCHIVES] == f"file:///s/d.tar.gz#{ALIAS}"

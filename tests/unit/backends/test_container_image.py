@@ -6,7 +6,7 @@ from hopsgpu.backends.spark.container_image import (
     image_of,
     image_properties,
     network_of,
-    refuse_local_image,
+    refuse_image,
     refuse_other_image,
     runtime_of,
 )
@@ -121,7 +121,7 @@ def test_another_image_than_the_applications_is_refused() -> None:
         with pytest.raises(ConfigError, match="Spark has a single environment"):
             refuse_other_image("a", running)
     with pytest.raises(ConfigError, match="only YARN starts containers in images"):
-        refuse_local_image("a")
+        refuse_image("a", "a local master")
 
 
 def test_the_network_is_that_of_the_runtime() -> None:

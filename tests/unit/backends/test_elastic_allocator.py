@@ -19,7 +19,7 @@ from hopsgpu.backends.spark import elastic_allocator, executors, pending_executo
 from hopsgpu.backends.spark.elastic_allocator import SparkElasticAllocator
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
-from hopsgpu.cluster_managers.yarn.resource_manager import PriorityContainers
+from hopsgpu.cluster_managers.manager import HeldExecutors
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.peer import DriverEndpoint
@@ -113,8 +113,8 @@ class Site:
         self.cancelling(tag)
         next(job for job in self.jobs if job.tag == tag).ended.set()
 
-    def held_containers(self, application_id: str, priority: int) -> PriorityContainers:
-        return PriorityContainers(dict.fromkeys(self.containers, "node1"), 0)
+    def held_containers(self, application_id: str, priority: int) -> HeldExecutors:
+        return HeldExecutors(dict.fromkeys(self.containers, "node1"), 0)
 
     @contextlib.contextmanager
     def queued_gang(

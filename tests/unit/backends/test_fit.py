@@ -13,10 +13,10 @@ from tests.unit.cluster_managers.test_capacity import recorded
 def test_problems_of_the_snapshot_are_warnings_of_the_plan() -> None:
     snapshot = replace(recorded("capacity_half"), problems=("no limits are known",))
     application = SimpleNamespace(
-        image_warnings=(),
+        setup_warnings=(),
+        check_wait=lambda seconds: None,
         snapshot=lambda seconds: snapshot,
         setting=lambda name: None,
-        jvm=SimpleNamespace(hadoop=lambda name: None, is_kerberized=lambda: False),
         versions={"spark": "4.3.0"},
     )
     fit = fit_on_cluster(GangSpec("fit"), application)  # type: ignore[arg-type]

@@ -19,8 +19,8 @@ from hopsgpu.backends.local.gpu_leases import NoLongerNeeded, take_gpus
 from hopsgpu.backends.local.machine import NO_GPU, Machine, fit_on_machine, usable
 from hopsgpu.backends.local.machine_gpus import machine_gpus
 from hopsgpu.backends.masters import is_local
-from hopsgpu.backends.spark.session import default_master
 from hopsgpu.cluster_managers.cluster_gpus import GpuType
+from hopsgpu.cluster_managers.kinds import default_master
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.core.spec import GangSpec, GpuRequest
 from hopsgpu.core.wait_reasons import WaitReason, other_gang_here
@@ -65,6 +65,12 @@ def test_the_master_is_this_machine_only_where_nothing_else_was_said(tmp_path: P
     assert default_master({}, {"HADOOP_CONF_DIR": "/etc/hadoop"}) == "yarn"
     assert default_master({}, {"YARN_CONF_DIR": "/etc/hadoop"}) == "yarn"
     assert default_master({}, {"PYSPARK_GATEWAY_PORT": "4711"}) is None
+    # A standalone master that is named counts, and HADOOP_CONF_DIR is then the lake's.
+    (tmp_path / "spark-defaults.conf").write_text("spark.master spark://m:7077\n")
+    assert default_master({}, {**defaults, "HADOOP_CONF_DIR": "/etc/hadoop"}) == "spark://m:7077"
+    (tmp_path / "spark-defaults.conf").write_text("spark.master local[4]\n")
+    assert default_master({}, {**defaults, "HADOOP_CONF_DIR": "/etc/hadoop"}) == "yarn"
+    assert default_master({}, defaults) == "local[4]"
     assert (
         default_master({"spark.master": "local[2]"}, {"HADOOP_CONF_DIR": "/etc/hadoop"})
         == "local[2]"

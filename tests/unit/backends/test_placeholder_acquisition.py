@@ -16,7 +16,7 @@ from hopsgpu.backends.gang_request import AcquisitionClock
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.placeholder_acquisition import PlaceholderAcquisition
-from hopsgpu.cluster_managers.yarn.resource_manager import PriorityContainers
+from hopsgpu.cluster_managers.manager import HeldExecutors
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.peer import DriverEndpoint
@@ -60,7 +60,7 @@ class Cluster:
         self.target = 0
         self.hastened: list[int] = []
         self.manager = SimpleNamespace(
-            held_containers=lambda *_: PriorityContainers(
+            held_containers=lambda *_: HeldExecutors(
                 {f"c{n}": "node1" for n in range(self.executors)}, 0
             )
         )

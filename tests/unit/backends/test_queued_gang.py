@@ -38,7 +38,7 @@ def test_nodes_on_which_executors_end_are_asked_for_last(
         ended.record_end(f"c{number}", "node1", time.monotonic())
     snapshot = snap(node("node1", WHOLE), node("node2", WHOLE))
     application: Any = SimpleNamespace(
-        failing=ended, has_node_label=False, snapshot=lambda seconds: snapshot
+        failing=ended, can_prefer_hosts=True, snapshot=lambda seconds: snapshot
     )
     request = plans.request(SimpleNamespace(), plan=plans.plan(wanted, placement=placement))
     place = QueuedGang(application, request, AcquisitionClock(request), None)

@@ -6,18 +6,18 @@ import pytest
 
 import hopsgpu
 from hopsgpu.backends.spark.settings import (
-    SESSION_DEFAULTS,
     check_gang,
     check_python,
     check_session,
     refuse_other_python,
+    session_defaults,
 )
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
 
 GOOD = {
     "spark.master": "yarn",
-    **SESSION_DEFAULTS,
+    **session_defaults("yarn"),
     "spark.yarn.dist.archives": f"hdfs:///x.zip#x,file:///tmp/s.tar.gz#{ALIAS}",
 }
 
@@ -45,7 +45,7 @@ def test_our_own_settings_are_accepted() -> None:
         ("spark.scheduler.mode", "FAIR", "scheduler.mode=FAIR.*set it to FIFO"),
         ("spark.excludeOnFailure.enabled", "true", "excludeOnFailure.enabled=true"),
         ("spark.master", "local-cluster[1,1,1024]", r"cannot hold gangs; it must be yarn"),
-        ("spark.master", "spark://h:7077", "cannot hold gangs; it must be yarn"),
+        ("spark.master", "mesos://h:5050", "cannot hold gangs; it must be yarn"),
         ("spark.master", "k8s://https://h", "Kubernetes cannot hold gangs"),
         ("spark.submit.deployMode", "both", "deployMode=both: must be client or cluster"),
         ("spark.yarn.dist.archives", "file:///x.zip#x", "discovery script is not shipped"),
@@ -72,7 +72,7 @@ def test_a_second_copy_of_an_agents_task_is_prevented(threshold: str) -> None:
     with pytest.raises(ConfigError, match="threshold=.*a second copy of a task that supervises"):
         check_session(settings)
     check_session({**settings, "spark.speculation": "false"})
-    check_session({**settings, **SESSION_DEFAULTS})
+    check_session({**settings, **session_defaults("yarn")})
     check_session({**settings, name: "525600min"})
 
 
@@ -92,8 +92,8 @@ def test_a_limit_of_zero_is_none() -> None:
 
 def test_all_findings_come_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        check_session({"spark.master": "spark://a:7077", "spark.executor.instances": "2"})
-    for part in ("spark.master=spark://a", "executor.instances=2", "dynamicAllocation.enabled"):
+        check_session({"spark.master": "mesos://a", "spark.executor.instances": "2"})
+    for part in ("spark.master=mesos://a", "executor.instances=2", "dynamicAllocation.enabled"):
         assert part in str(error.value)
 
 
@@ -112,7 +112,7 @@ YARN = {"spark.master": "yarn"}
     [
         ({**YARN, "spark.dynamicAllocation.enabled": False}, "dynamicAllocation.enabled is off"),
         ({**YARN, "spark.executor.instances": 2}, "executor.instances=2"),
-        ({"spark.master": "spark://h:7077"}, "cannot hold gangs; it must be yarn, or local"),
+        ({"spark.master": "mesos://h:5050"}, "cannot hold gangs: spark.master=mesos"),
         ({"spark.app": None}, "conf has 'spark.app'"),
         ({3: "x"}, "conf has 3"),
         (["spark.app=x"], "conf="),

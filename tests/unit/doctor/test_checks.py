@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hopsgpu.backends.spark.settings import SESSION_DEFAULTS
+from hopsgpu.backends.spark.settings import session_defaults
 from hopsgpu.cli.doctor import describe_check
 from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
 from hopsgpu.cluster_managers.resources import NOTHING, Amount
@@ -235,7 +235,11 @@ def test_nodes_without_room_are_not_waited_for() -> None:
 
 def test_settings() -> None:
     assert state_of(settings_checks.check_settings({}, {}, 2), "other contexts cannot yet") == "ok"
-    whole = {"spark.master": "yarn", **SESSION_DEFAULTS, "spark.yarn.dist.archives": "x#hopsgpu-"}
+    whole = {
+        "spark.master": "yarn",
+        **session_defaults("yarn"),
+        "spark.yarn.dist.archives": "x#hopsgpu-",
+    }
     whole["spark.yarn.dist.archives"] += "discovery"
     assert state_of(settings_checks.check_settings(whole, {}, 2), "so can every context") == "ok"
     bad = {"spark.decommission.enabled": "true", "spark.excludeOnFailure.enabled": "true"}

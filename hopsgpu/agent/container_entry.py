@@ -1,0 +1,106 @@
+"""The first step of a task: on a standalone master, it makes of the executor what YARN provides.
+
+YARN starts an executor in a container of its own, with variables that name it, and removes its
+directory at its end. It runs the discovery script before the first task. A standalone worker starts
+an executor in a directory that stays, and assigns GPUs to it that another worker of the machine may
+assign, too. `enter_container` sets the same variables, provides a directory that goes with the
+executor, and leases the assigned GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hopsgpu.agent.rank_environment import package_path
+from hopsgpu.core.container_ids import standalone_container
+from hopsgpu.core.own_log import CONTAINER_LOGS
+from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
+from hopsgpu.linux import ancestor
+from hopsgpu.storage.node_copies import LOCAL_DIRS
+
+log = logging.getLogger(__name__)
+
+CONTAINER, HOST = "CONTAINER_ID", "NM_HOST"
+# Names the directory that the process daemon removes at its end.
+SCRATCH = "HOPSGPU_SCRATCH"
+# The archive with the driver's configuration of HDFS.
+HADOOP_CONF = "__hopsgpu_hadoop_conf__"
+# Where Spark puts the driver's configuration of Hadoop on YARN.
+_SHIPPED_CONF = Path("__spark_conf__/__hadoop_conf__")
+# The directory of the ranks, below the executor's.
+_RANKS = Path("hopsgpu")
+# Of the executor's program (org.apache.spark.executor.CoarseGrainedExecutorBackend).
+_OPTIONS = ("--executor-id", "--hostname", "--app-id")
+# The waits of the discovery script for the driver's answer and for leases are shorter.
+_CLAIM_SECONDS = 180.0
+
+
+def enter_container(addresses: Sequence[str]) -> None:
+    """Prepare the executor of this task; do nothing if YARN has prepared it.
+
+    Args:
+        addresses: the GPUs that Spark assigned to the task.
+    """
+    if not os.environ.get(CONTAINER):
+        jvm = ancestor("java")
+        if jvm is None:
+            return
+        arguments = Path(f"/proc/{jvm}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        os.environ.update(variables_of(arguments, os.environ, Path.cwd()))
+        _link_directories(Path.cwd(), Path(os.environ[SCRATCH]))
+    if os.environ.get(SCRATCH) and addresses and not Path(CONTAINER_GPUS).exists():
+        _claim(addresses)
+
+
+def variables_of(
+    arguments: Sequence[str], environ: Mapping[str, str], directory: Path
+) -> dict[str, str]:
+    """Return the variables that describe an executor of a standalone worker as a container.
+
+    Args:
+        arguments: the command line of the executor's JVM.
+        environ: its environment. The worker removes the directories that it names at the end of
+            the application.
+        directory: the executor's working directory, which has its log.
+    """
+    values = dict(zip(arguments, arguments[1:], strict=False))
+    executor, host, application = (values[option] for option in _OPTIONS)
+    local = environ.get("SPARK_EXECUTOR_DIRS", "").split(os.pathsep)
+    shared = [part for part in local if part] or [str(directory)]
+    return {
+        CONTAINER: standalone_container(application, int(re.sub(r"\D", "", executor))),
+        HOST: host,
+        LOCAL_DIRS: ",".join(shared),
+        CONTAINER_LOGS: str(directory),
+        SCRATCH: str(Path(shared[0], f"hopsgpu-executor-{executor}")),
+    }
+
+
+def _link_directories(directory: Path, scratch: Path) -> None:
+    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (directory / _RANKS).symlink_to(scratch)
+    shipped = directory / HADOOP_CONF
+    if shipped.is_dir():
+        with contextlib.suppress(FileExistsError):
+            (directory / _SHIPPED_CONF).parent.mkdir()
+            (directory / _SHIPPED_CONF).symlink_to(shipped)
+
+
+def _claim(addresses: Sequence[str]) -> None:
+    """Lease the GPUs until the executor ends; a GPU that cannot be leased is described as bad."""
+    subprocess.run(
+        [sys.executable, "-P", "-m", "hopsgpu.agent.assigned_gpus", *addresses],
+        env={**os.environ, "PYTHONPATH": package_path()},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        timeout=_CLAIM_SECONDS,
+        check=True,
+    )

@@ -1,0 +1,81 @@
+"""The creation of a SparkSession from settings, with another try if Spark's pages fail to start."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from hopsgpu.backends.spark.log4j import suppressed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_MAX_STARTS = 3
+# A frame of Spark's user interface in a Java stack, as py4j prints it.
+_IN_UI = "\tat org.apache.spark.ui."
+_CONTEXT = "org.apache.spark.SparkContext"
+# Spark logs the first message with the stack of an error that is also raised, and the second at the
+# next start.
+_FAILED = "Error initializing SparkContext"
+_FAILED_BEFORE = "Another SparkContext is being constructed (or threw an exception"
+
+
+def choose_python(named: str | None) -> None:
+    """Choose the executors' Python: the named one, else PYSPARK_PYTHON, else the driver's.
+
+    If a plain script starts the context, Spark reads this variable and not the property.
+    """
+    if named is not None:
+        os.environ["PYSPARK_PYTHON"] = named
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def new_builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder
+
+
+def create_session(
+    builder: SparkSession.Builder, clear: Callable[[], None] = lambda: None
+) -> SparkSession:
+    """Return the session; start again if Spark's user interface failed to start.
+
+    Spark attaches the pages of its UI and adds the application master's filter to them without a
+    common lock. Some starts fail because of this (8 of 176, with three at once on two cores),
+    mostly with a ConcurrentModificationException, always in the UI. Spark has then stopped the
+    context, and the JVM accepts a new one.
+
+    Args:
+        clear: removes the leftovers of a failed start.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark import SparkContext
+
+    for start in range(1, _MAX_STARTS + 1):
+        try:
+            messages = (_FAILED,) if start == 1 else (_FAILED, _FAILED_BEFORE)
+            with suppressed(SparkContext._jvm, _CONTEXT, *messages):
+                return builder.getOrCreate()
+        except Py4JJavaError as error:
+            clear()
+            if start == _MAX_STARTS or _IN_UI not in str(error):
+                raise
+            why = str(error.java_exception.toString()).splitlines()[0]
+        log.info("start %d of Spark failed: %s", start, why)
+        print(
+            "hopsgpu: Spark's user interface failed to start, which happens on busy machines"
+            f" ({why}); Spark is started again (start {start + 1} of {_MAX_STARTS})",
+            file=sys.stderr,
+            flush=True,
+        )
+    raise AssertionError("the last start returns or raises")

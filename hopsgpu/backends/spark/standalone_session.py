@@ -1,0 +1,66 @@
+"""The start of a SparkSession on a standalone master."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from hopsgpu.backends.spark.console import gateway
+from hopsgpu.backends.spark.container_image import IMAGE, refuse_image
+from hopsgpu.backends.spark.session_builder import choose_python, create_session, new_builder
+from hopsgpu.backends.spark.settings import check_session, session_defaults
+from hopsgpu.cluster_managers.kinds import required_kind
+from hopsgpu.storage.spark_defaults import spark_defaults
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_PYTHON = "spark.pyspark.python"
+
+
+def check_standalone(requested: Mapping[str, str]) -> None:
+    """Check settings that are known before a JVM is started.
+
+    Raises:
+        ConfigError: a setting prevents gangs.
+    """
+    settings = {**session_defaults(requested["spark.master"]), **requested}
+    if IMAGE in settings:
+        refuse_image(settings[IMAGE], "a standalone master")
+    check_session(settings)
+
+
+def start_on_standalone(name: str, master: str, requested: Mapping[str, str]) -> SparkSession:
+    """Return a session on a standalone master.
+
+    Raises:
+        ConfigError: a setting prevents gangs; nothing was started.
+        HopsGpuError: the master does not answer.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    from hopsgpu.backends.spark.attachment import application_of
+
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    settings = {**session_defaults(master), **requested, "spark.master": master}
+    if is_submitted:
+        # The settings of spark-submit, including spark-defaults.conf, are the user's settings.
+        SparkContext._ensure_initialized()
+        environment = dict(SparkConf().getAll())
+        settings = {**settings, **environment, **requested}
+    else:
+        environment = dict(spark_defaults(os.environ))
+    check_standalone({**environment, **settings})
+    # Spark itself waits for a minute for a master that does not answer.
+    required_kind(master).connect({**environment, **settings}, os.environ).nodes()
+    choose_python(settings.get(_PYTHON))
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
+    session = create_session(new_builder(name, settings))
+    try:
+        application_of(session)
+    except BaseException:
+        session.stop()
+        raise
+    return session

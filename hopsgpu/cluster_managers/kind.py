@@ -1,0 +1,65 @@
+"""The interface of kinds of cluster managers: their masters, and the Spark properties gangs need.
+
+`hopsgpu.cluster_managers.kinds` has the table of all kinds.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from hopsgpu.cluster_managers.manager import ClusterManager
+
+
+class ManagerKind(ABC):
+    """A kind of cluster manager."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Return what it is in sentences, such as "YARN" or "a standalone master"."""
+
+    @property
+    @abstractmethod
+    def masters(self) -> str:
+        """Return what `spark.master` looks like, for error messages."""
+
+    @property
+    @abstractmethod
+    def session_settings(self) -> Mapping[str, str]:
+        """Return the Spark properties that sessions need only here, unless the user sets them."""
+
+    @property
+    @abstractmethod
+    def has_shell(self) -> bool:
+        """Return whether a shell starts the executors, so that it interprets some properties."""
+
+    @abstractmethod
+    def has_master(self, master: str) -> bool:
+        """Return whether a value of `spark.master` names such a cluster manager."""
+
+    @abstractmethod
+    def find_problems(self, setting: Callable[[str], str | None]) -> list[str]:
+        """Return the settings that prevent gangs here: name, value, and what to set."""
+
+    @abstractmethod
+    def settle_seconds(self, setting: Callable[[str], str | None]) -> float:
+        """Return the seconds within which Spark's requests have reached the cluster manager."""
+
+    @abstractmethod
+    def connect(
+        self,
+        properties: Mapping[str, str],
+        environ: Mapping[str, str],
+        hadoop: Callable[[str], str | None] | None = None,
+    ) -> ClusterManager:
+        """Return a client of the cluster manager that Spark's properties name.
+
+        Args:
+            properties: Spark's properties, among them `spark.master`.
+            hadoop: returns a property of Hadoop's configuration, or None; by default that of the
+                environment.
+
+        Raises:
+            ConfigError: a property is invalid, or one that names an address is missing.
+        """

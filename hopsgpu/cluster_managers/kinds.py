@@ -1,0 +1,71 @@
+"""The table of cluster managers, and the choice of one by `spark.master`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hopsgpu.cluster_managers.kind import ManagerKind
+from hopsgpu.cluster_managers.manager import ClusterManager
+from hopsgpu.cluster_managers.standalone.kind import Standalone
+from hopsgpu.cluster_managers.yarn.kind import Yarn
+from hopsgpu.errors import ConfigError
+from hopsgpu.storage.hadoop_conf import is_configured
+from hopsgpu.storage.spark_defaults import spark_defaults
+
+KINDS: tuple[ManagerKind, ...] = (Yarn(), Standalone())
+MASTER = "spark.master"
+LOCAL_MASTER = "local[*]"
+
+
+def kind_of(master: str | None) -> ManagerKind | None:
+    """Return the kind of cluster manager of a master; None for a local or unknown one."""
+    return next((kind for kind in KINDS if master is not None and kind.has_master(master)), None)
+
+
+def required_kind(master: str | None) -> ManagerKind:
+    """Return the kind of cluster manager of a master.
+
+    Raises:
+        ConfigError: hopsgpu knows no such cluster manager.
+    """
+    kind = kind_of(master)
+    if kind is None:
+        raise ConfigError(f"{MASTER}={master}: {master_forms()}")
+    return kind
+
+
+def master_forms() -> str:
+    """Return which masters are accepted, for error messages."""
+    masters = ", ".join(kind.masters for kind in KINDS)
+    return f"it must be {masters}, or local[*] or local[N] for this machine only"
+
+
+def default_master(requested: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
+    """Return the master of a new application; None if spark-submit has set it.
+
+    A cluster manager that spark-defaults.conf names counts. HADOOP_CONF_DIR alone stands for YARN.
+    """
+    if MASTER in requested:
+        return requested[MASTER]
+    if "PYSPARK_GATEWAY_PORT" in environ:
+        return None
+    named = spark_defaults(environ).get(MASTER)
+    if kind_of(named) is not None:
+        return named
+    return "yarn" if is_configured(environ) else named or LOCAL_MASTER
+
+
+def configured_manager(environ: Mapping[str, str], master: str | None = None) -> ClusterManager:
+    """Return a client of the cluster manager of a command without a session.
+
+    Args:
+        master: value of `spark.master`; by default that of a new session.
+
+    Raises:
+        ConfigError: the master is local or unknown, or a configuration is incomplete.
+    """
+    properties = dict(spark_defaults(environ))
+    if master is not None:
+        properties[MASTER] = master
+    properties[MASTER] = default_master(properties if master else {}, environ) or "yarn"
+    return required_kind(properties[MASTER]).connect(properties, environ)
