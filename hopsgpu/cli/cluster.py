@@ -1,4 +1,4 @@
-"""`hopsgpu cluster`: a real YARN and HDFS on this machine, for development."""
+"""`hopsgpu cluster`: a real YARN or Spark standalone cluster and HDFS on this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _dir: Callable[[Any], Any] = click.option(
 
 @click.group(cls=Commands)
 def cluster() -> None:
-    """Run a real YARN and HDFS on this machine, for development.
+    """Run a real YARN, or Spark standalone cluster, and HDFS on this machine, for development.
 
     Several clusters can run side by side, each in its own directory (--dir). They listen only
     on this machine's loopback addresses, without authentication.
@@ -36,7 +36,7 @@ def cluster() -> None:
 
 @cluster.command()
 @_dir
-@click.option("--nodes", type=int, metavar="N", help="Number of NodeManagers.  [default: 2]")
+@click.option("--nodes", type=int, metavar="N", help="Number of nodes.  [default: 2]")
 @click.option(
     "--gpus-per-node",
     type=int,
@@ -90,6 +90,18 @@ def cluster() -> None:
     metavar="PROFILE:COUNT[,...]",
     help="Divide each GPU, which is then simulated, into MIG devices, as in 1g.10gb:7 or"
     " 3g.20gb:1,1g.5gb:4. YARN counts each of them as a GPU.",
+)
+@click.option(
+    "--standalone",
+    "is_standalone",
+    is_flag=True,
+    help="A Spark Master and Workers, from this Python's PySpark, in place of YARN.",
+)
+@click.option(
+    "--master-ha",
+    "has_master_ha",
+    is_flag=True,
+    help="With --standalone: a second Master, which takes over when the first one dies.",
 )
 @click.option("--conf", metavar="FILE", help="YAML file of extra Hadoop properties, by site file.")
 @click.option(
@@ -192,8 +204,13 @@ def describe(state: ClusterStatus) -> str:
             rows.append((n.name, n.state, *used, ""))
         lines += _table(rows)
         lines.append(f"GPUs: {state.gpus_used} of {state.gpus_total} used ({state.gpus})")
+    elif state.masters:
+        lines.append(f"no Master is ALIVE; GPUs: {state.gpus}")
     else:
         lines.append(f"the ResourceManager does not answer; GPUs: {state.gpus}")
+    if state.masters:
+        states = (f"{name} {role or 'does not answer'}" for name, role in state.masters.items())
+        lines.append(f"Masters: {', '.join(states)}")
     return "\n".join(lines)
 
 

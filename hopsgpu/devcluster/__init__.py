@@ -1,4 +1,4 @@
-"""A real single-machine YARN and HDFS for development."""
+"""A real single-machine YARN, or Spark standalone cluster, and HDFS for development."""
 
 from __future__ import annotations
 

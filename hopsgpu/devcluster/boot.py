@@ -9,7 +9,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hopsgpu.devcluster import standalone
 from hopsgpu.devcluster.certificates import Certificates
+from hopsgpu.devcluster.class_archive import archive_of
 from hopsgpu.devcluster.config_files import container_environ
 from hopsgpu.devcluster.daemons import (
     MARKER,
@@ -22,7 +24,7 @@ from hopsgpu.devcluster.daemons import (
     uninterrupted,
 )
 from hopsgpu.devcluster.docker import docker_command, is_listening, socket_of
-from hopsgpu.devcluster.hadoop_jars import DaemonJars
+from hopsgpu.devcluster.hadoop_jars import DaemonJars, pyspark_home
 from hopsgpu.devcluster.java import QUICK
 from hopsgpu.devcluster.layout import (
     CONTAINERD,
@@ -34,11 +36,13 @@ from hopsgpu.devcluster.layout import (
     NAMENODE,
     NAMENODES,
     RESOURCEMANAGERS,
+    SPARK_MASTERS,
     ZOOKEEPER,
     ClusterLayout,
     node_names,
 )
-from hopsgpu.devcluster.readiness import raise_if_ended
+from hopsgpu.devcluster.probe import probe_of
+from hopsgpu.devcluster.readiness import describe_unready_masters, raise_if_ended
 from hopsgpu.devcluster.realm import (
     Realm,
     container_variables,
@@ -66,9 +70,10 @@ _HEAP_MIB = {
     DATANODE: 192,
     **dict.fromkeys(RESOURCEMANAGERS, 320),
     ZOOKEEPER: 64,
+    **dict.fromkeys(SPARK_MASTERS, 256),
     **dict.fromkeys(FAILOVER_CONTROLLERS, 64),
 }
-# The sum of the heaps of all NodeManagers.
+# The sum of the heaps of all NodeManagers, or Workers.
 _NODES_HEAPS_MIB = 1132
 # Hadoop before 3.5 uses internals of more packages of the JDK.
 _OPENED = ("java.lang", "java.util", "java.io", "java.net")
@@ -107,18 +112,21 @@ class DaemonStarter:
         self.wait = wait
         self._jars = jars
         self._host_check = host_check
+        self._spark = pyspark_home()
         self._realm = realm_of(layout, state.spec)
         self.started: dict[str, float] = {}
 
     def start(self, daemon: str) -> None:
         """Start one daemon; `wait_ready` waits until it is ready."""
         layout = self.layout
-        # A NodeManager that was killed leaves its containers behind.
+        # A NodeManager that was killed leaves its containers behind, and a Worker its executors.
         stop(members(layout.root, daemon), GRACE_S)
         if daemon == KDC:
             argv = kdc_command(Realm(layout.realm))
         elif daemon in (CONTAINERD, DOCKERD):
             argv = docker_command(daemon, layout)
+        elif self._is_in_spark(daemon):
+            argv = self._spark_command(daemon)
         else:
             argv = self._command(daemon, _MAIN.get(daemon, _NODEMANAGER))
         home = layout.root if daemon in MASTERS else layout.node(daemon)
@@ -204,6 +212,26 @@ class DaemonStarter:
 
         self.wait.until_met(find_unmet, {name: DaemonProcess.of(process.pid)})
 
+    def _is_in_spark(self, daemon: str) -> bool:
+        """Return whether a daemon runs from PySpark's jars alone."""
+        spec = self.state.spec
+        return spec.is_standalone and daemon in (ZOOKEEPER, *spec.masters, *node_names(spec.nodes))
+
+    def _spark_command(self, daemon: str) -> list[str]:
+        layout, state = self.layout, self.state
+        archive = archive_of(Path(state.java), self._spark)
+        if daemon == ZOOKEEPER:
+            command = [_MAIN[daemon], str(layout.zookeeper_conf)]
+        else:
+            command = standalone.command_of(daemon, layout, state.spec, state.ports)
+        return [
+            *self._java(daemon),
+            *(archive.options.split() if archive else ()),
+            # The jars come first, as the archive of their classes requires.
+            *("-cp", f"{self._spark}/jars/*:{layout.conf(daemon)}"),
+            *command,
+        ]
+
     def _command(self, daemon: str, main: str, *, has_options: bool = True) -> list[str]:
         conf = self.layout.conf(daemon)
         spec = self.state.spec
@@ -211,6 +239,16 @@ class DaemonStarter:
         if spec.https:
             path = f"{Certificates(self.layout.certificates).daemon_conf}:{path}"
         conf_file = [str(self.layout.zookeeper_conf)] if daemon == ZOOKEEPER else []
+        return [
+            *self._java(daemon),
+            *("-cp", path),
+            main,
+            *((*arguments_of(daemon, spec), *conf_file) if has_options else ()),
+        ]
+
+    def _java(self, daemon: str) -> list[str]:
+        """Return the JVM of a daemon, with its options except the class path."""
+        conf = self.layout.conf(daemon)
         return [
             f"{self.state.java}/bin/java",
             f"-Xmx{heap_mib(daemon, self.state.spec.nodes)}m",
@@ -224,9 +262,6 @@ class DaemonStarter:
             f"-Dlog4j2.configurationFile={conf / 'log4j2-daemon.properties'}",
             f"-Dlog4j.configuration=file:{conf / 'log4j-daemon.properties'}",
             f"-Djava.io.tmpdir={self.layout.temporary(daemon)}",
-            *("-cp", path),
-            main,
-            *((*arguments_of(daemon, spec), *conf_file) if has_options else ()),
         ]
 
     def _environ(self, daemon: str) -> dict[str, str]:
@@ -238,6 +273,8 @@ class DaemonStarter:
             node = container_variables(self._realm) if self._realm else {}
         else:
             node = container_environ(self.layout, daemon, self._realm)
+        if daemon != ZOOKEEPER and self._is_in_spark(daemon):
+            node |= standalone.environ_of(daemon, self.layout, self._spark)
         return environ | {
             "PATH": os.environ.get("PATH", os.defpath),
             **node,
@@ -260,9 +297,29 @@ def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
         if daemon in daemons:
             starter.start(daemon)
             _await_socket(starter, daemon)
-    nodes = node_names(starter.state.spec.nodes)
-    # The ResourceManager takes longest and needs no file system.
-    for daemon in (ZOOKEEPER, *RESOURCEMANAGERS, *nodes, *NAMENODES, DATANODE):
+    spec = starter.state.spec
+    if ZOOKEEPER in daemons:
+        starter.start(ZOOKEEPER)
+    _start_cluster_managers(starter, daemons)
+    _start_hdfs(starter, daemons)
+    if spec.is_standalone:
+        _start_workers(starter, [node for node in node_names(spec.nodes) if node in daemons])
+
+
+def _start_cluster_managers(starter: DaemonStarter, daemons: list[str]) -> None:
+    """Start ResourceManagers and nodes, or Masters, which take longest and need no file system."""
+    spec = starter.state.spec
+    managers = [d for d in (*RESOURCEMANAGERS, *spec.masters) if d in daemons]
+    nodes = () if spec.is_standalone else node_names(spec.nodes)
+    if managers and spec.has_master_ha:
+        # A Master gives up if ZooKeeper does not answer.
+        _await_port(starter, ZOOKEEPER)
+    for daemon in (*managers, *(node for node in nodes if node in daemons)):
+        starter.start(daemon)
+
+
+def _start_hdfs(starter: DaemonStarter, daemons: list[str]) -> None:
+    for daemon in (*NAMENODES, DATANODE):
         if daemon in daemons:
             if daemon == NAMENODE:
                 starter.format_namenode()
@@ -275,6 +332,14 @@ def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
         starter.start(daemon)
 
 
+def _start_workers(starter: DaemonStarter, workers: list[str]) -> None:
+    if workers:
+        # A Worker that finds no ALIVE Master retries only after 5 to 15 s.
+        _await_master(starter)
+    for daemon in workers:
+        starter.start(daemon)
+
+
 def _await_socket(starter: DaemonStarter, daemon: str) -> None:
     path, processes = socket_of(daemon, starter.layout), starter.state.processes
 
@@ -283,6 +348,17 @@ def _await_socket(starter: DaemonStarter, daemon: str) -> None:
         return "" if is_listening(path) else f"{daemon} to listen on {path}"
 
     starter.wait.until_met(find_unmet, {daemon: processes[daemon]})
+
+
+def _await_master(starter: DaemonStarter) -> None:
+    ask = probe_of(starter.layout, starter.state)
+
+    def find_unmet() -> str:
+        unmet = describe_unready_masters(ask.masters())
+        raise_if_ended(starter.layout, starter.state)
+        return unmet
+
+    starter.wait.until_met(find_unmet, starter.state.processes)
 
 
 def _await_port(starter: DaemonStarter, daemon: str) -> None:

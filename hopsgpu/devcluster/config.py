@@ -19,6 +19,7 @@ from hopsgpu.devcluster.layout import (
     MAX_NODES,
     NAMENODES,
     RESOURCEMANAGERS,
+    SPARK_MASTERS,
     ZOOKEEPER,
     node_names,
 )
@@ -27,16 +28,10 @@ from hopsgpu.errors import ConfigError
 
 # Properties of the program that starts containers in Docker; this is no site file.
 CONTAINER_EXECUTOR = "container-executor"
-SITES = (
-    "core-site",
-    "hdfs-site",
-    "yarn-site",
-    "mapred-site",
-    "capacity-scheduler",
-    "resource-types",
-    "spark-defaults",
-    CONTAINER_EXECUTOR,
-)
+HDFS_SITES = ("core-site", "hdfs-site")
+YARN_SITES = ("yarn-site", "mapred-site", "capacity-scheduler", "resource-types")
+_SPARK_DEFAULTS = "spark-defaults"
+SITES = (*HDFS_SITES, *YARN_SITES, _SPARK_DEFAULTS, CONTAINER_EXECUTOR)
 _FAIR, _NODES, _HOSTS = "fair-scheduler", "nodes", "hosts"
 _MAX_GPUS = 16
 # Clients stop using a token a minute before it expires.
@@ -52,7 +47,8 @@ class SiteConf:
     Attributes:
         sites: site file → property → value.
         fair_scheduler: the text of the Fair Scheduler's allocation file, or "".
-        nodes: host name of a node → property → value, on top of yarn-site for that node.
+        nodes: host name of a node → property → value, on top of yarn-site for that node; on a
+            standalone cluster, on top of the properties of its Worker.
         hosts: additional host name for the cluster's JVMs → address.
     """
 
@@ -67,7 +63,7 @@ class ClusterSpec:
     """The requested size and overrides of a cluster.
 
     Attributes:
-        nodes: number of NodeManagers.
+        nodes: number of NodeManagers, or of Workers.
         hadoop: version of the daemons, such as "3.3.6"; "" for the version that PySpark includes.
         kerberos: whether the cluster has a KDC of its own, and all services require Kerberos.
         privacy: whether HDFS and Hadoop's RPC also encrypt.
@@ -84,6 +80,8 @@ class ClusterSpec:
             cluster.
         has_docker: whether containers can run in Docker: the cluster has a dockerd of its own, and
             LinuxContainerExecutor with a stand-in for its setuid program.
+        is_standalone: whether a Spark Master and Workers take the place of YARN.
+        has_master_ha: whether a second Master takes over when the active one dies.
     """
 
     nodes: int = 2
@@ -100,6 +98,8 @@ class ClusterSpec:
     preemption: bool = False
     has_docker: bool = False
     mig: str = ""
+    is_standalone: bool = False
+    has_master_ha: bool = False
 
     @property
     def mig_profiles(self) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ class ClusterSpec:
 
     @property
     def counted_gpus(self) -> int:
-        """The number of GPUs that YARN counts on each node."""
+        """The number of GPUs that YARN, or the Master, counts on each node."""
         return self.gpus_per_node * max(len(self.mig_profiles), 1)
 
     @property
@@ -122,13 +122,18 @@ class ClusterSpec:
         return (
             *((KDC,) if self.kerberos else ()),
             *((CONTAINERD, DOCKERD) if self.has_docker else ()),
-            *((ZOOKEEPER,) if self.namenode_ha or self.resourcemanager_ha else ()),
+            *((ZOOKEEPER,) if self.needs_zookeeper else ()),
             *self.namenodes,
             *(FAILOVER_CONTROLLERS if self.namenode_ha else ()),
             DATANODE,
             *self.resourcemanagers,
+            *self.masters,
             *node_names(self.nodes),
         )
+
+    @property
+    def needs_zookeeper(self) -> bool:
+        return self.namenode_ha or self.resourcemanager_ha or self.has_master_ha
 
     @property
     def namenodes(self) -> tuple[str, ...]:
@@ -136,7 +141,16 @@ class ClusterSpec:
 
     @property
     def resourcemanagers(self) -> tuple[str, ...]:
+        if self.is_standalone:
+            return ()
         return RESOURCEMANAGERS if self.resourcemanager_ha else RESOURCEMANAGERS[:1]
+
+    @property
+    def masters(self) -> tuple[str, ...]:
+        """The Spark Masters; none on YARN."""
+        if not self.is_standalone:
+            return ()
+        return SPARK_MASTERS if self.has_master_ha else SPARK_MASTERS[:1]
 
     @property
     def scheme(self) -> str:
@@ -171,6 +185,7 @@ class ClusterSpec:
                 "docker with mig: NVIDIA's programs that show a container its MIG devices are not"
                 " simulated; use one of --docker and --mig"
             )
+        _check_standalone(self)
         choose_gpu_resource(self.conf.sites.get("spark-defaults", {}), {})
         unknown = set(self.conf.nodes) - set(node_names(self.nodes))
         if unknown:
@@ -195,6 +210,38 @@ def _check_kerberos(spec: ClusterSpec) -> None:
             f"token_lifetimes={lifetimes!r}: must be the seconds after which a token must be"
             f" renewed, at least {shortest:.0f}, and the seconds of its longest life, at"
             " least as many"
+        )
+
+
+def _check_standalone(spec: ClusterSpec) -> None:
+    if not spec.is_standalone:
+        if spec.has_master_ha:
+            raise ConfigError(
+                "master_ha without standalone: only a standalone cluster has Masters; use"
+                " --standalone --master-ha, or on YARN --resourcemanager-ha"
+            )
+        return
+    options = {
+        "kerberos": spec.kerberos,
+        "https": spec.https,
+        "resourcemanager_ha": spec.resourcemanager_ha,
+        "preemption": spec.preemption,
+        "docker": spec.has_docker,
+        "mig": bool(spec.mig),
+    }
+    if refused := [name for name, value in options.items() if value]:
+        flags = " ".join(f"--{name.replace('_', '-')}" for name in refused)
+        raise ConfigError(
+            f"standalone with {', '.join(refused)}: only a cluster with YARN has that; leave out"
+            f" --standalone or {flags}"
+        )
+    files = [name for name in (*YARN_SITES, CONTAINER_EXECUTOR) if name in spec.conf.sites]
+    files += [_FAIR] if spec.conf.fair_scheduler else []
+    if files:
+        accepted = ", ".join((*HDFS_SITES, _SPARK_DEFAULTS, _NODES, _HOSTS))
+        raise ConfigError(
+            f"standalone with {', '.join(files)} in conf: a standalone cluster does not read"
+            f" YARN's files; accepted are {accepted}"
         )
 
 

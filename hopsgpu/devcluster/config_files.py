@@ -8,11 +8,11 @@ import shutil
 import socket
 from pathlib import Path
 
-from hopsgpu.devcluster import admin, docker, site_files, standby
+from hopsgpu.devcluster import admin, docker, site_files, standalone, standby
 from hopsgpu.devcluster import realm as realm_files
 from hopsgpu.devcluster.certificates import Certificates, properties_of_https, ssl_client_properties
 from hopsgpu.devcluster.class_archive import archive_of
-from hopsgpu.devcluster.config import CONTAINER_EXECUTOR, ClusterSpec, Properties
+from hopsgpu.devcluster.config import CONTAINER_EXECUTOR, YARN_SITES, ClusterSpec, Properties
 from hopsgpu.devcluster.daemons import MARKER, marker
 from hopsgpu.devcluster.hadoop_jars import pyspark_home
 from hopsgpu.devcluster.layout import ZOOKEEPER, ClusterLayout, node_names
@@ -45,11 +45,14 @@ def _common_files(layout: ClusterLayout, state: ClusterState) -> dict[str, Prope
     files = {
         "core-site": site_files.core_site(layout, spec, ports, user_name()),
         "hdfs-site": site_files.hdfs_site(layout, spec, ports),
-        "yarn-site": site_files.yarn_site(layout, spec, ports),
-        "mapred-site": {},
-        "capacity-scheduler": site_files.capacity_scheduler(spec),
-        "resource-types": site_files.resource_types(),
     }
+    if not spec.is_standalone:
+        files |= {
+            "yarn-site": site_files.yarn_site(layout, spec, ports),
+            "mapred-site": {},
+            "capacity-scheduler": site_files.capacity_scheduler(spec),
+            "resource-types": site_files.resource_types(),
+        }
     if spec.namenode_ha:
         files["core-site"] |= standby.core_site(ports)
         files["hdfs-site"] |= standby.hdfs_site(layout, spec, ports)
@@ -82,16 +85,37 @@ def write_conf(layout: ClusterLayout, state: ClusterState, gpus: GpuPlan) -> Non
         write(layout.zookeeper_conf, text)
     if spec.namenode_ha:
         write(layout.fence, standby.fence_script(layout), 0o755)
-    fair = layout.client / "fair-scheduler.xml"
-    fair.unlink(missing_ok=True)
-    if spec.conf.fair_scheduler:
-        write(fair, spec.conf.fair_scheduler)
+    _write_fair_scheduler(layout, spec)
     if spec.has_docker:
         docker.write_files(
             layout, _mounts(layout, state), spec.conf.sites.get(CONTAINER_EXECUTOR, {})
         )
+    if spec.is_standalone:
+        _write_standalone(layout, state)
     _write_hosts(layout, spec)
     _write_smi(layout, gpus)
+
+
+def _write_fair_scheduler(layout: ClusterLayout, spec: ClusterSpec) -> None:
+    file = layout.client / "fair-scheduler.xml"
+    file.unlink(missing_ok=True)
+    if spec.conf.fair_scheduler:
+        write(file, spec.conf.fair_scheduler)
+
+
+def _write_standalone(layout: ClusterLayout, state: ClusterState) -> None:
+    """Write the properties of Masters and Workers; remove the files of an earlier YARN cluster."""
+    spec = state.spec
+    for conf in (layout.client, *map(layout.conf, node_names(spec.nodes))):
+        for name in YARN_SITES:
+            # Clients would search for the ResourceManager.
+            (conf / f"{name}.xml").unlink(missing_ok=True)
+    of_master = standalone.master_properties(layout, spec, state.ports)
+    daemons = dict.fromkeys(spec.masters, of_master)
+    daemons |= {node: standalone.worker_properties(spec, node) for node in node_names(spec.nodes)}
+    for daemon, properties in daemons.items():
+        text = site_files.properties_text(properties)
+        write(layout.spark_daemon_conf(daemon), text)
 
 
 def _node_site(
@@ -137,6 +161,9 @@ def write_spark_conf(layout: ClusterLayout, state: ClusterState, spark: Path) ->
     archive = archive_of(Path(state.java), spark)
     realm = realm_of(layout, state.spec)
     properties = site_files.spark_defaults(layout, spark, archive, realm)
+    if state.spec.is_standalone:
+        properties = standalone.without_yarn(properties)
+        properties |= standalone.client_properties(state.spec, state.ports)
     properties |= state.spec.conf.sites.get("spark-defaults", {})
     directory = layout.spark_conf(spark)
     write(directory / "spark-defaults.conf", site_files.properties_text(properties))

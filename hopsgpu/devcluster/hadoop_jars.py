@@ -75,6 +75,14 @@ def hadoop_version(spark: Path) -> str:
     )
 
 
+def spark_versions(spark: Path) -> tuple[str, str]:
+    """Return the versions of Spark and of Scala, from the name of a jar."""
+    for jar in sorted((spark / "jars").glob("spark-core_*.jar")):
+        scala, _, version = jar.stem.removeprefix("spark-core_").partition("-")
+        return version, scala
+    raise ClusterError(f"{spark / 'jars'} has no spark-core jar: install PySpark again")
+
+
 @dataclass(frozen=True)
 class DaemonJars:
     """The jars of the daemons of one Hadoop.

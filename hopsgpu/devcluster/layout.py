@@ -23,10 +23,12 @@ ZOOKEEPER = "zookeeper"
 NAMENODES = (NAMENODE, "namenode2")
 FAILOVER_CONTROLLERS = ("zkfc", "zkfc2")
 RESOURCEMANAGERS = (RESOURCEMANAGER, "resourcemanager2")
-# All daemons except NodeManagers.
+# Only standalone clusters have these, the second one only with high availability.
+SPARK_MASTERS = ("master", "master2")
+# All daemons except NodeManagers and Workers.
 MASTERS = (
     *(KDC, CONTAINERD, DOCKERD, ZOOKEEPER, *NAMENODES, *FAILOVER_CONTROLLERS),
-    *(DATANODE, *RESOURCEMANAGERS),
+    *(DATANODE, *RESOURCEMANAGERS, *SPARK_MASTERS),
 )
 # HDFS's name if there are two NameNodes.
 NAME_SERVICE = "lake"
@@ -34,7 +36,7 @@ ACCEPTED_PATH = re.compile(r"[A-Za-z0-9/._+@-]+")
 
 
 def node_names(nodes: int) -> tuple[str, ...]:
-    """Return the host names of the NodeManagers: node1, node2, …"""
+    """Return the host names of the NodeManagers or Workers: node1, node2, …"""
     return tuple(f"node{i}" for i in range(1, nodes + 1))
 
 
@@ -136,6 +138,14 @@ class ClusterLayout:
     def zookeeper_conf(self) -> Path:
         return self.root / "conf" / "zoo.cfg"
 
+    def spark_daemon_conf(self, daemon: str) -> Path:
+        """Return the file of a Master's or Worker's Spark properties."""
+        return self.root / "conf" / f"{daemon}.conf"
+
+    def recovery(self, daemon: str) -> Path:
+        """Return the directory from which a restarted Master gets its applications and Workers."""
+        return self.temporary(daemon) / "recovery"
+
     @property
     def fence(self) -> Path:
         """The program that kills a NameNode before another one becomes active."""
@@ -155,7 +165,10 @@ class ClusterLayout:
         return self.logs / f"{daemon}.log"
 
     def node(self, name: str) -> Path:
-        """Return the directory of one NodeManager, with `bin`, `local` and `logs`."""
+        """Return the directory of one node.
+
+        A NodeManager has `bin`, `local` and `logs` there, a Worker `bin`, `local` and `work`.
+        """
         return self.root / "nodes" / name
 
     def yarn_smi(self, name: str) -> Path:

@@ -19,7 +19,12 @@ from hopsgpu.devcluster.class_archive import archive_of, make_archive
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf, parse_conf, read_conf
 from hopsgpu.devcluster.daemons import members, stop
 from hopsgpu.devcluster.docker import check_docker, docker_url, release_mounts
-from hopsgpu.devcluster.hadoop_jars import daemon_jars, hadoop_version, pyspark_home
+from hopsgpu.devcluster.hadoop_jars import (
+    daemon_jars,
+    hadoop_version,
+    pyspark_home,
+    spark_versions,
+)
 from hopsgpu.devcluster.host_check import compile_host_check
 from hopsgpu.devcluster.java import find_java
 from hopsgpu.devcluster.layout import (
@@ -29,7 +34,6 @@ from hopsgpu.devcluster.layout import (
     KDC,
     MASTER,
     NAMENODES,
-    ZOOKEEPER,
     ClusterLayout,
 )
 from hopsgpu.devcluster.local_users import other_login_users, warn_of_users
@@ -45,6 +49,7 @@ from hopsgpu.devcluster.realm import (
     create_realm,
     realm_of,
 )
+from hopsgpu.devcluster.standalone import master_url
 from hopsgpu.devcluster.startup_wait import StartupWait
 from hopsgpu.devcluster.state import ClusterState, load, locked, save
 from hopsgpu.errors import ClusterError
@@ -61,7 +66,8 @@ class ClusterInfo:
     Attributes:
         directory: directory of its state, data and logs.
         gpus: "real", "simulated" or "none", and why.
-        resourcemanager: URL of the ResourceManager's pages and REST interface.
+        resourcemanager: URL of the ResourceManager's pages and REST interface; "" without YARN.
+        master: URL of the Spark Masters, as `spark.master` takes it; "" on YARN.
         logs: daemon → log.
         started: daemons that this `up` started; none if the cluster was running.
     """
@@ -72,6 +78,7 @@ class ClusterInfo:
     gpus: str
     filesystem: str
     resourcemanager: str
+    master: str
     logs: dict[str, Path]
     started: tuple[str, ...]
 
@@ -92,6 +99,8 @@ def up(
     preemption: bool | None = None,
     has_docker: bool | None = None,
     mig: str | None = None,
+    is_standalone: bool | None = None,
+    has_master_ha: bool | None = None,
     conf: str | Path | Mapping[str, Any] | None = None,
     timeout: float | None = None,
     say: Say = print,
@@ -138,6 +147,8 @@ def up(
         "preemption": preemption,
         "has_docker": has_docker,
         "mig": mig,
+        "is_standalone": is_standalone,
+        "has_master_ha": has_master_ha,
         "conf": _conf(conf),
     }
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -146,6 +157,7 @@ def up(
         before = load(layout)
         if before and before.is_running:
             _check_same_settings(before.spec, settings, layout)
+            _check_same_spark(before, layout)
             spec, missing = before.spec, before.missing
             if missing:
                 say(f"starting the missing daemons: {', '.join(missing)}")
@@ -167,7 +179,8 @@ def up(
             url = f"{state.filesystem}/tmp/hopsgpu-classes"
             make_archive(archive, layout, _client_environ(layout, state), url, say)
     info = _info(layout, state, tuple(missing))
-    say(f"up after {wait.seconds:.1f} s: HDFS {info.filesystem}, YARN {info.resourcemanager}")
+    manager = f"Spark {info.master}" if info.master else f"YARN {info.resourcemanager}"
+    say(f"up after {wait.seconds:.1f} s: HDFS {info.filesystem}, {manager}")
     if realm := realm_of(layout, state.spec):
         say(
             f"realm {REALM} with the users {' and '.join(USERS)}; then"
@@ -193,7 +206,8 @@ def _start(
         check_docker(layout)
     # Record the version: an `up` with another PySpark may restart dead daemons later.
     spec = replace(spec, hadoop=spec.hadoop or hadoop_version(spark))
-    needs_zookeeper = ZOOKEEPER in spec.daemons
+    # For Masters alone, ZooKeeper runs from PySpark's jars.
+    needs_zookeeper = spec.namenode_ha or spec.resourcemanager_ha
     jars = daemon_jars(
         java,
         spark,
@@ -214,6 +228,7 @@ def _start(
             java=str(java.home),
             ports=ports,
             processes=running,
+            spark=spark_versions(spark)[0] if spec.is_standalone else "",
         )
         if KDC in missing:
             create_realm(Realm(layout.realm), layout, ports[f"{KDC}.rpc"])
@@ -269,6 +284,7 @@ def environment(dir: str | Path | None = None) -> dict[str, str]:
     state = load(layout)
     if state is None or not state.is_running:
         raise ClusterError(f"no cluster runs in {layout.root}: hopsgpu cluster up{_option(dir)}")
+    _check_same_spark(state, layout)
     with locked(layout, lambda _: None):
         return _client_environ(layout, state)
 
@@ -295,7 +311,8 @@ def _stop_everything(layout: ClusterLayout, state: ClusterState | None) -> int:
     """Stop the daemons, then leftovers of their containers; return the number of processes."""
     processes = dict(state.processes) if state else {}
     stopped = 0
-    # NodeManagers stop their containers. HDFS must outlive all processes that write to it.
+    # NodeManagers stop their containers, Workers their executors. HDFS must outlive all processes
+    # that write to it.
     late = {d: p for d, p in processes.items() if d in (*NAMENODES, DATANODE, DOCKERD)}
     # dockerd ends its containers, for which it needs containerd.
     last = {d: p for d, p in processes.items() if d == CONTAINERD}
@@ -331,9 +348,19 @@ def _check_same_settings(
         raise ClusterError(
             f"the cluster in {layout.root} runs with other settings ({', '.join(different)} differ;"
             f" it has {count_of(spec.nodes, 'node')} of {count_of(spec.gpus_per_node, 'GPU')}"
+            f"{', a Spark Master' if spec.is_standalone else ''}"
             f"{', Kerberos' if spec.kerberos else ''}{', HTTPS' if spec.https else ''} and Hadoop"
             f" {spec.hadoop}): "
             "`hopsgpu cluster down` first, or use another --dir"
+        )
+
+
+def _check_same_spark(state: ClusterState, layout: ClusterLayout) -> None:
+    """Refuse clients and Workers of another Spark than the cluster's: they do not fit together."""
+    if state.spark and state.spark != (version := spark_versions(pyspark_home())[0]):
+        raise ClusterError(
+            f"the Masters and Workers in {layout.root} run Spark {state.spark}, and this Python has"
+            f" PySpark {version}: use a Python with PySpark {state.spark}, or another --dir"
         )
 
 
@@ -348,7 +375,10 @@ def _info(layout: ClusterLayout, state: ClusterState, started: tuple[str, ...]) 
         gpus_per_node=state.spec.gpus_per_node,
         gpus=state.gpus,
         filesystem=state.filesystem,
-        resourcemanager=f"{state.spec.scheme}://{MASTER}:{state.ports['resourcemanager.web']}",
+        resourcemanager=""
+        if state.spec.is_standalone
+        else f"{state.spec.scheme}://{MASTER}:{state.ports['resourcemanager.web']}",
+        master=master_url(state.spec, state.ports) if state.spec.is_standalone else "",
         logs={daemon: layout.log(daemon) for daemon in state.processes},
         started=started,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from hopsgpu.devcluster.layout import (
     KDC,
     NAMENODES,
     RESOURCEMANAGERS,
+    SPARK_MASTERS,
     ZOOKEEPER,
     address_of,
 )
@@ -31,16 +32,18 @@ _MASTER_PORTS = {
     **dict.fromkeys(FAILOVER_CONTROLLERS, ("rpc",)),
     DATANODE: ("data", "ipc", "web"),
     **dict.fromkeys(RESOURCEMANAGERS, ("rpc", "scheduler", "tracker", "admin", "web")),
+    **dict.fromkeys(SPARK_MASTERS, ("rpc", "web")),
 }
-_NODE_PORTS = ("rpc", "localizer", "web")
+_NODE_PORTS, _WORKER_PORTS = ("rpc", "localizer", "web"), ("rpc", "web")
 _MIN_PORT = 10240
 _MAX_TRIES = 200
 
 
-def port_names(daemons: Iterable[str]) -> tuple[str, ...]:
+def port_names(daemons: Collection[str]) -> tuple[str, ...]:
     """Return every port of a cluster's daemons, as "daemon.use"."""
+    of_nodes = _NODE_PORTS if set(SPARK_MASTERS).isdisjoint(daemons) else _WORKER_PORTS
     return tuple(
-        f"{daemon}.{use}" for daemon in daemons for use in _MASTER_PORTS.get(daemon, _NODE_PORTS)
+        f"{daemon}.{use}" for daemon in daemons for use in _MASTER_PORTS.get(daemon, of_nodes)
     )
 
 

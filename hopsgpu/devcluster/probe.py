@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
 # An overloaded machine's daemons need this long for their first answers.
 _SECONDS = 15
+# The state of a usable node on YARN, and of a usable Master or Worker.
+_RUNNING, ALIVE = "RUNNING", "ALIVE"
 
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """A NodeManager as the ResourceManager sees it. The memory is in MiB.
+    """A node as the ResourceManager, or a Spark Master, sees it. The memory is in MiB.
 
     Attributes:
-        heard: time of the last health report, in epoch seconds.
+        heard: time of the last health report, or of a Worker's heartbeat, in epoch seconds.
         health_report: why the node is not healthy; mostly "" for a healthy one.
     """
 
@@ -41,6 +43,10 @@ class NodeStatus:
     cores_used: int
     heard: float
     health_report: str
+
+    @property
+    def is_running(self) -> bool:
+        return self.state in (_RUNNING, ALIVE)
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,9 @@ class Probe:
     authority: str = ""
 
     def nodes(self) -> tuple[NodeStatus, ...] | None:
-        """Return the nodes that the active ResourceManager knows; None if none is active."""
+        """Return the nodes that the active ResourceManager or Master knows; None without one."""
+        if self.spec.is_standalone:
+            return self._workers()
         for daemon in self.spec.resourcemanagers:
             answer = self._get(f"{self._base(daemon)}/ws/v1/cluster/nodes")
             if answer is not None:
@@ -85,6 +93,22 @@ class Probe:
                 nodes = [_node(n, gpu_resource) for n in listed]
                 return tuple(sorted(nodes, key=lambda n: (len(n.name), n.name)))
         return None
+
+    def _workers(self) -> tuple[NodeStatus, ...] | None:
+        for answer in self._master_answers().values():
+            if answer.get("status") == ALIVE:
+                return _workers(answer)
+        return None
+
+    def masters(self) -> dict[str, str]:
+        """Return Master → its state; "" if it does not answer."""
+        answers = self._master_answers()
+        return {daemon: str(answer.get("status", "")) for daemon, answer in answers.items()}
+
+    def _master_answers(self) -> dict[str, dict[str, Any]]:
+        return {
+            daemon: self._get(f"{self._base(daemon)}/json/") or {} for daemon in self.spec.masters
+        }
 
     def hdfs(self) -> HdfsStatus:
         roles = {
@@ -193,6 +217,37 @@ def _node(answer: Mapping[str, Any], gpu_resource: str) -> NodeStatus:
         heard=int(answer.get("lastHealthUpdate", 0)) / 1000,
         health_report=str(answer.get("healthReport") or "").strip(),
     )
+
+
+def _workers(answer: Mapping[str, Any]) -> tuple[NodeStatus, ...]:
+    """Return the Workers in a Master's answer, one for each host.
+
+    After the restart of a Worker, the Master lists its predecessor for some minutes.
+    """
+    workers = [_worker(worker) for worker in answer.get("workers") or []]
+    workers.sort(key=lambda worker: (worker.state == ALIVE, worker.heard))
+    by_name = {worker.name: worker for worker in workers}
+    return tuple(sorted(by_name.values(), key=lambda worker: (len(worker.name), worker.name)))
+
+
+def _worker(answer: Mapping[str, Any]) -> NodeStatus:
+    return NodeStatus(
+        name=str(answer.get("host", "")),
+        state=str(answer.get("state", "")),
+        gpus=_addresses(answer.get("resources")),
+        gpus_used=_addresses(answer.get("resourcesused")),
+        memory=int(answer.get("memory", 0)),
+        memory_used=int(answer.get("memoryused", 0)),
+        cores=int(answer.get("cores", 0)),
+        cores_used=int(answer.get("coresused", 0)),
+        heard=int(answer.get("lastheartbeat", 0)) / 1000,
+        health_report="",
+    )
+
+
+def _addresses(resources: Any) -> int:
+    """Return the number of GPUs in a Worker's `resources` or `resourcesused`."""
+    return len(((resources or {}).get("gpu") or {}).get("addresses") or [])
 
 
 def _actor_states(actors: str | None) -> tuple[str, ...] | None:

@@ -19,6 +19,7 @@ from hopsgpu.devcluster.daemons import last_lines
 from hopsgpu.devcluster.layout import ClusterLayout, node_names
 from hopsgpu.devcluster.realm import DAEMON_USERS, USERS, Realm, make_directories, realm_of
 from hopsgpu.devcluster.site_files import GPU_PLUGIN
+from hopsgpu.devcluster.standalone import GPU_RESOURCE
 from hopsgpu.devcluster.startup_wait import StartupWait
 from hopsgpu.devcluster.state import ClusterState
 from hopsgpu.errors import ClusterError
@@ -50,6 +51,7 @@ def wait_ready(
     conditions: list[Callable[[], str]] = [
         lambda: describe_unready_hdfs(ask.hdfs()),
         lambda: _describe_missing_directories(ask, layout, state, realm, user),
+        lambda: describe_unready_masters(ask.masters()),
         lambda: describe_unready_nodes(ask.nodes(), state.spec, started),
     ]
 
@@ -132,6 +134,20 @@ def _gang_queue_paths(layout: ClusterLayout) -> list[str]:
     return paths
 
 
+def describe_unready_masters(masters: Mapping[str, str]) -> str:
+    """Describe what is missing until all Masters answer, and one of them is ALIVE.
+
+    Args:
+        masters: Master → its state, "" if it does not answer; empty on YARN.
+    """
+    if silent := [daemon for daemon, state in masters.items() if not state]:
+        return f"{' and '.join(silent)} to answer"
+    if masters and probe.ALIVE not in masters.values():
+        states = ", ".join(f"{daemon} is {state}" for daemon, state in masters.items())
+        return f"a Master to become ALIVE ({states})"
+    return ""
+
+
 def describe_unready_nodes(
     nodes: Sequence[probe.NodeStatus] | None, spec: ClusterSpec, started: Mapping[str, float]
 ) -> str:
@@ -139,10 +155,10 @@ def describe_unready_nodes(
     start.
 
     Args:
-        nodes: the nodes that the active ResourceManager knows; None if none is active.
+        nodes: the nodes that the active ResourceManager or Master knows; None without one.
     """
     if nodes is None:
-        return f"{' or '.join(spec.resourcemanagers)} to answer"
+        return f"{' or '.join(spec.resourcemanagers or spec.masters)} to answer"
     names = node_names(spec.nodes)
     by_name = {node.name: node for node in nodes}
     problems = {
@@ -154,7 +170,8 @@ def describe_unready_nodes(
         return ""
     ready = f"{len(names) - len(problems)} of {count_of(len(names), 'node')}"
     details = "; ".join(f"{name} {problem}" for name, problem in problems.items())
-    return f"YARN's nodes ({ready} ready; {details})"
+    of_what = "the Workers" if spec.is_standalone else "YARN's nodes"
+    return f"{of_what} ({ready} ready; {details})"
 
 
 def _node_problem(
@@ -164,7 +181,7 @@ def _node_problem(
         return "has not registered"
     if node.heard < started:
         return "has not reported since it was started"
-    if node.state != "RUNNING":
+    if not node.is_running:
         return f"is {node.state}{f': {node.health_report}' if node.health_report else ''}"
     expected = _expected_gpus(spec, name)
     if expected not in (None, node.gpus):
@@ -175,6 +192,6 @@ def _node_problem(
 def _expected_gpus(spec: ClusterSpec, node: str) -> int | None:
     """Return how many GPUs a node must report; None if the user configures what is counted."""
     overrides = {**spec.conf.sites.get("yarn-site", {}), **spec.conf.nodes.get(node, {})}
-    is_overridden = any(name.startswith(GPU_PLUGIN) for name in overrides)
+    is_overridden = any(name.startswith((GPU_PLUGIN, GPU_RESOURCE)) for name in overrides)
     is_overridden |= spec.gpu_resource != DEFAULT_GPU_RESOURCE
     return None if is_overridden else spec.counted_gpus

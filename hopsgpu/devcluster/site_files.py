@@ -44,7 +44,7 @@ _HANDLERS = "8"
 
 
 def node_size(gpus_per_node: int) -> tuple[int, int]:
-    """Return the memory in MiB and the cores that a NodeManager with so many GPUs advertises.
+    """Return the memory in MiB and the cores that a node with so many GPUs advertises.
 
     Both suffice for the node's share of a gang of default ranks (one core, 4 GiB and the overhead
     each), an application master and CPU executors.

@@ -48,7 +48,7 @@ def arguments_of(daemon: str, spec: ClusterSpec) -> tuple[str, ...]:
 def core_site(ports: Ports) -> Properties:
     return {
         "fs.defaultFS": f"hdfs://{NAME_SERVICE}",
-        "ha.zookeeper.quorum": _quorum(ports),
+        "ha.zookeeper.quorum": quorum(ports),
         "ha.zookeeper.session-timeout.ms": _SESSION_MS,
     }
 
@@ -117,7 +117,7 @@ def yarn_site(spec: ClusterSpec, ports: Ports) -> Properties:
         f"{rm}.ha.enabled": "true",
         f"{rm}.ha.rm-ids": ",".join(RESOURCEMANAGER_IDS.values()),
         f"{rm}.cluster-id": "hopsgpu",
-        f"{rm}.zk-address": _quorum(ports),
+        f"{rm}.zk-address": quorum(ports),
         f"{rm}.zk-timeout-ms": _SESSION_MS,
         # Applications and their containers survive the ResourceManager that started them.
         f"{rm}.recovery.enabled": "true",
@@ -138,9 +138,12 @@ def zookeeper_conf(layout: ClusterLayout, ports: Ports) -> Properties:
         "clientPort": str(ports[f"{ZOOKEEPER}.rpc"]),
         "clientPortAddress": MASTER,
         "tickTime": "1000",
+        # Spark's Masters request 60 s, before which no standby would take over.
+        "maxSessionTimeout": _SESSION_MS,
         "admin.enableServer": "false",
     }
 
 
-def _quorum(ports: Ports) -> str:
+def quorum(ports: Ports) -> str:
+    """Return the address of ZooKeeper, as clients' settings have it."""
     return f"{MASTER}:{ports[f'{ZOOKEEPER}.rpc']}"

@@ -30,6 +30,7 @@ class ClusterState:
         java: JAVA_HOME of the daemons and of clients.
         ports: port by the names of `ports.port_names`; kept after `down` for the next `up`.
         processes: daemon → process; empty after `down`.
+        spark: version of the Spark of the Masters and Workers; "" on YARN.
     """
 
     spec: ClusterSpec
@@ -37,6 +38,7 @@ class ClusterState:
     java: str
     ports: dict[str, int]
     processes: dict[str, DaemonProcess] = field(default_factory=dict)
+    spark: str = ""
 
     def with_process(self, daemon: str, process: DaemonProcess) -> ClusterState:
         return replace(self, processes={**self.processes, daemon: process})

@@ -1,4 +1,4 @@
-"""The status of a cluster: daemons from their processes, nodes from the ResourceManager."""
+"""The status of a cluster: daemons from their processes, nodes from the cluster manager."""
 
 from __future__ import annotations
 
@@ -30,8 +30,11 @@ class ClusterStatus:
 
     Attributes:
         healthy: whether every daemon is alive, and every node runs according to the
-            ResourceManager.
-        resourcemanager_answers: whether the ResourceManager answers; if not, the nodes are unknown.
+            ResourceManager or Master.
+        resourcemanager_answers: whether the ResourceManager, or an ALIVE Master, answers; if not,
+            the nodes are unknown.
+        masters: Master → its state, such as "ALIVE" or "STANDBY", "" if it does not answer; empty
+            on YARN.
         gpus: "real", "simulated" or "none", and why.
     """
 
@@ -44,21 +47,24 @@ class ClusterStatus:
     gpus_used: int
     daemons: tuple[DaemonStatus, ...]
     nodes: tuple[probe.NodeStatus, ...]
+    masters: dict[str, str]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def status(dir: str | Path | None = None) -> ClusterStatus:
-    """Return the status of a cluster, from its processes and its ResourceManager."""
+    """Return the status of a cluster, from its processes and its ResourceManager or Masters."""
     layout = ClusterLayout.at(dir)
     state = load(layout)
     daemons = _daemons(layout, state) if state else ()
-    reported = probe.probe_of(layout, state).nodes() if state and daemons else None
+    ask = probe.probe_of(layout, state) if state and daemons else None
+    reported = ask.nodes() if ask else None
     dead = {d.name for d in daemons if not d.alive}
-    # The ResourceManager takes ten minutes to notice that a NodeManager has ended.
+    # The ResourceManager takes ten minutes to notice that a NodeManager has ended, and a Master
+    # that was started again 10 s for a Worker.
     nodes = [replace(n, state="DEAD") if n.name in dead else n for n in reported or ()]
-    running = [n for n in nodes if n.state == "RUNNING"]
+    running = [n for n in nodes if n.is_running]
     return ClusterStatus(
         directory=str(layout.root),
         running=any(d.alive for d in daemons),
@@ -69,6 +75,7 @@ def status(dir: str | Path | None = None) -> ClusterStatus:
         gpus_used=sum(n.gpus_used for n in running),
         daemons=daemons,
         nodes=tuple(nodes),
+        masters=ask.masters() if ask else {},
     )
 
 

@@ -35,10 +35,16 @@ sys.dont_write_bytecode = True
 from hopsgpu.gpu.node.mig_as_gpus import main
 sys.exit(main(sys.argv[1:], sys.argv[0]))
 """
-# The programs in yarn-scripts/: what they run, and the module that each does not need.
+_WORKER_GPUS = """import sys
+sys.dont_write_bytecode = True
+from hopsgpu.gpu.node.worker_gpus import main
+sys.exit(main())
+"""
+# The programs for administrators: name → directory, module and what runs.
 PROGRAMS = {
-    "gpu-health-check": (_CHECK, "mig_as_gpus"),
-    "mig-nvidia-smi": (_MIG_AS_GPUS, "health_check"),
+    "gpu-health-check": ("yarn-scripts", "health_check", _CHECK),
+    "mig-nvidia-smi": ("yarn-scripts", "mig_as_gpus", _MIG_AS_GPUS),
+    "worker-gpus": ("spark-scripts", "worker_gpus", _WORKER_GPUS),
 }
 
 
@@ -103,15 +109,16 @@ def _add(archive: tarfile.TarFile, name: str, text: str, mode: int) -> None:
 
 
 def pack_program(target: Path) -> Path:
-    """Write a program for NodeManagers as one file, for an administrator to copy.
+    """Write a program for nodes as one file, for an administrator to copy.
 
     The file is a zip archive that Python runs (PEP 441), uncompressed so that a pager can show it.
 
     Args:
         target: a path whose name is that of the program, one of PROGRAMS.
     """
-    main, without = PROGRAMS[target.name]
-    modules = node_modules("discovery_script", "leases", "lease_keeper", without)
+    _, module, main = PROGRAMS[target.name]
+    others = {other for _, other, _ in PROGRAMS.values()} - {module}
+    modules = node_modules("discovery_script", "leases", "lease_keeper", *others)
     with target.open("wb") as file:
         file.write(_SHEBANG.encode())
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -123,6 +130,6 @@ def pack_program(target: Path) -> Path:
 
 
 if __name__ == "__main__":
-    # `python -m hopsgpu.gpu.script_archive yarn-scripts`, after each change.
-    for program in PROGRAMS:
-        pack_program(Path(sys.argv[1], program))
+    # `python -m hopsgpu.gpu.script_archive .` in the checkout, after each change.
+    for program, (directory, _, _) in PROGRAMS.items():
+        pack_program(Path(sys.argv[1], directory, program))
