@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 from hopsgpu.backends.gang_queue import GangQueueReader
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
+from hopsgpu.cluster_managers.manager import ClusterManager
+from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.root import join_url
 from hopsgpu.storage.spark_defaults import spark_defaults
@@ -30,38 +30,23 @@ def gang_queue_root(
     return base, (cluster,) if locks else ("hopsgpu", "locks", cluster)
 
 
-def cluster_name(setting: Callable[[str], str | None], addresses: Sequence[str]) -> str:
-    """Return a name of this YARN cluster, unique among those that share the file system.
+def configured_queue_directory(environ: Mapping[str, str], cluster: str) -> LakePath:
+    """Return the directory of all queues of a cluster, which may not exist.
 
     Args:
-        addresses: base URLs of the ResourceManagers.
-    """
-    cluster_id = setting("yarn.resourcemanager.cluster-id")
-    return re.sub(r"[^\w.-]+", "-", cluster_id or addresses[0].partition("//")[2])
-
-
-def configured_queue_directory(
-    environ: Mapping[str, str], setting: Callable[[str], str | None]
-) -> LakePath:
-    """Return the directory of all queues of the YARN of a configuration, which may not exist.
-
-    Args:
-        setting: returns Hadoop's properties.
+        cluster: name of the cluster.
     """
     locks = spark_defaults(environ).get("spark.hopsgpu.locks") or environ.get("HOPSGPU_LOCKS")
-    cluster = cluster_name(setting, web_addresses(setting))
-    directory, names = gang_queue_root(locks, setting("fs.defaultFS"), cluster)
+    default_fs = HadoopConf.load_hdfs(environ).get("fs.defaultFS")
+    directory, names = gang_queue_root(locks, default_fs, cluster)
     for name in names:
         directory /= name
     return directory
 
 
-def configured_queues(
-    environ: Mapping[str, str], setting: Callable[[str], str | None]
-) -> GangQueueReader:
-    """Return a reader of the queues of gangs of the YARN of a configuration."""
-    manager = ResourceManager(web_addresses(setting))
+def configured_queues(environ: Mapping[str, str], manager: ClusterManager) -> GangQueueReader:
+    """Return a reader of the queues of gangs of a cluster."""
     return GangQueueReader(
-        configured_queue_directory(environ, setting),
+        configured_queue_directory(environ, manager.cluster),
         find_partitions=lambda: {node.partition for node in manager.nodes()},
     )

@@ -6,13 +6,12 @@ or a JVM.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,25 +25,20 @@ from hopsgpu.cluster_managers.cluster_gpus import (
     types_of,
 )
 from hopsgpu.cluster_managers.demand import container_of
-from hopsgpu.cluster_managers.devices import Devices, NodeAnswers
+from hopsgpu.cluster_managers.local_masters import is_local
+from hopsgpu.cluster_managers.manager import ClusterManager
+from hopsgpu.cluster_managers.manager_table import configured_manager, default_master, required_kind
+from hopsgpu.cluster_managers.node_gpu_list import Devices, NodeAnswers
 from hopsgpu.cluster_managers.resources import NOTHING, Amount, total
 from hopsgpu.cluster_managers.shortage import obtainable
 from hopsgpu.cluster_managers.snapshot import App, Container, Node, Overview, Queue, Snapshot
-from hopsgpu.cluster_managers.yarn.gpu_resource import choose_gpu_resource
-from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
 from hopsgpu.cluster_managers.yarn.queues import queue_path
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gpu_names import is_slice
 from hopsgpu.core.queue_policy import Bound
 from hopsgpu.core.spec import GangSpec, shape_of
 from hopsgpu.errors import ConfigError
-from hopsgpu.storage.hadoop_conf import HadoopConf
-from hopsgpu.storage.identity import hadoop_user, own_name
-from hopsgpu.storage.kerberos import is_kerberized
-from hopsgpu.storage.spark_defaults import spark_defaults
-
-log = logging.getLogger(__name__)
+from hopsgpu.storage.identity import own_name
 
 _GONE = ("LOST", "REBOOTED", "SHUTDOWN")
 _BROKEN = ("UNHEALTHY", *_GONE)
@@ -56,39 +50,30 @@ class Observer:
     """Observes a cluster's GPUs repeatedly; constant facts are requested once.
 
     Args:
-        setting: returns a property of Hadoop's configuration, or None.
-        gpu_resource: name of the resource that counts GPUs.
-        user: the user to report for; by default the caller, as YARN knows it.
+        user: the user to report for; by default the caller, as the cluster manager knows it.
     """
 
-    def __init__(
-        self,
-        setting: Callable[[str], str | None],
-        gpu_resource: str,
-        user: str | None = None,
-    ) -> None:
+    def __init__(self, manager: ClusterManager, user: str | None = None) -> None:
         _check_user(user)
-        self._manager = ResourceManager(web_addresses(setting), gpu_resource=gpu_resource)
-        self._nodes = NodeManagers(setting, gpu_resource=gpu_resource)
-        self._setting = setting
+        self._manager = manager
         self._user = user
 
     def observe(self) -> ClusterGpus:
         """Return the present state of the GPUs.
 
         Raises:
-            HopsGpuError: the ResourceManager does not answer, or requires Kerberos.
+            HopsGpuError: the cluster manager does not answer, or refuses the caller.
         """
         overview = self.overview()
         return self.gpus(overview, self.devices(overview))
 
     def overview(self) -> Overview:
         if self._user is None:
-            self._user = _caller(self._manager, self._setting)
+            self._user = self._manager.caller()
         return self._manager.overview(self._user)
 
     def devices(self, overview: Overview) -> NodeAnswers:
-        return self._nodes.devices(asked_nodes(overview.nodes))
+        return self._manager.devices(asked_nodes(overview.nodes))
 
     def gpus(self, overview: Overview, answers: NodeAnswers) -> ClusterGpus:
         observed = cluster_gpus(overview, answers, self._user or "", time.time())
@@ -99,9 +84,10 @@ class Observer:
 def inventory(*, user: str | None = None) -> ClusterGpus:
     """Return the cluster's GPUs: where they are, who uses them, and how many are free.
 
-    HADOOP_CONF_DIR names the cluster. If the active session, or else the session that `session()`
-    would create, has a local master, the result is this machine: one node (none without GPUs), no
-    users and no queues. GPUs that gangs have leased are then the used ones.
+    The cluster is that of the active session, or else of a new one: `spark.master` of
+    spark-defaults.conf, or YARN with HADOOP_CONF_DIR. If this session has a local master, the
+    result is this machine: one node (none without GPUs), no users and no queues. GPUs that gangs
+    have leased are then the used ones.
 
     Args:
         user: the user whose obtainable GPUs are reported; by default the caller.
@@ -122,9 +108,12 @@ def inventory(*, user: str | None = None) -> ClusterGpus:
         _check_user(user)
         return machine_inventory(user or own_name())
     context = _active_context()
-    properties = spark_defaults(os.environ) if context is None else dict(context.getConf().getAll())
-    gpu_resource = choose_gpu_resource(properties, os.environ)
-    return Observer(HadoopConf.load().get, gpu_resource, user).observe()
+    if context is None:
+        manager = configured_manager(os.environ)
+    else:
+        properties = dict(context.getConf().getAll())
+        manager = required_kind(context.master).connect(properties, os.environ)
+    return Observer(manager, user).observe()
 
 
 def _active_context() -> Any:
@@ -134,9 +123,6 @@ def _active_context() -> Any:
 
 
 def _is_local() -> bool:
-    from hopsgpu.backends.masters import is_local
-    from hopsgpu.backends.spark.session import default_master
-
     context = _active_context()
     return is_local(context.master if context is not None else default_master({}, os.environ))
 
@@ -146,22 +132,8 @@ def _check_user(user: object) -> None:
         raise ConfigError(f"user={user!r}: must be the name of a user, or None for yourself")
 
 
-def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> str:
-    """Return the caller's name in YARN, as YARN says, else as Hadoop's clients determine it."""
-    if is_kerberized(setting):
-        name = manager.user()
-        # If the web pages do not use Kerberos, every caller is the static user.
-        if name not in (None, setting("hadoop.http.staticuser.user") or "dr.who"):
-            return str(name)
-    try:
-        return hadoop_user(setting, os.environ)
-    except ConfigError as error:  # YARN has answered without a ticket
-        log.info("the user is taken for %s: %s", own_name(), error)
-        return own_name()
-
-
 def cluster_gpus(overview: Overview, answers: NodeAnswers, user: str, now: float) -> ClusterGpus:
-    """Return the cluster's GPUs, as the answers of YARN show them to a user. Pure."""
+    """Return the GPUs as the answers of the cluster manager show them to a user. Pure."""
     nodes = sorted(_without_removed(overview.nodes), key=lambda node: _natural_key(node.host))
     has_gpus = [node for node in nodes if node.total.gpus]
     used = total(node.used for node in has_gpus)
@@ -178,6 +150,7 @@ def cluster_gpus(overview: Overview, answers: NodeAnswers, user: str, now: float
         ),
         unexplained=max((used - shown).gpus, 0),
         acls=overview.acls,
+        obtainable_without_queues=_obtainable_without_queues(overview, executor),
         executor=str(executor),
         problems=(*overview.problems, *_problems(has_gpus, answers)),
     )
@@ -290,6 +263,16 @@ def _queues(overview: Overview, label: str, executor: Amount) -> Iterable[GpuQue
             bound=bound,
             bound_queue=whose,
         )
+
+
+def _obtainable_without_queues(overview: Overview, executor: Amount) -> int | None:
+    """Return how many GPUs the user would be granted now; None if there are queues."""
+    snapshots = () if overview.queues else overview.user_snapshots.get("", ())
+    counts = [
+        _QueueCapacity(snapshots, executor).obtainable(snapshot, "RUNNING")[0]
+        for snapshot in snapshots
+    ]
+    return counts[0] if counts else None
 
 
 def _state(queue: Queue, states: dict[str, str]) -> str:

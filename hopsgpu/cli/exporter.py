@@ -9,6 +9,7 @@ import threading
 import click
 
 from hopsgpu.cli.lake_root import roots_option, use_keytab
+from hopsgpu.cli.master_option import master_option
 from hopsgpu.cli.output import echo
 from hopsgpu.cli.signals import exit_on_signals
 from hopsgpu.cli.tables import plain
@@ -34,6 +35,7 @@ from hopsgpu.errors import ConfigError
 )
 @click.option("--alerts", is_flag=True, help="Print alert rules for Prometheus, and exit.")
 @click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana, and exit.")
+@master_option
 def exporter(
     roots: tuple[str, ...],
     host: str,
@@ -41,10 +43,11 @@ def exporter(
     names: tuple[str, ...],
     alerts: bool,
     dashboard: bool,
+    master: str | None,
 ) -> None:
     """Serve metrics of GPUs, waiting gangs and runs to Prometheus, until Ctrl-C.
 
-    The exporter asks the ResourceManager and the NodeManagers of HADOOP_CONF_DIR, and reads the
+    The exporter asks YARN's ResourceManager and NodeManagers, or a standalone master. It reads the
     queue of gangs and the records of runs, with the rights of its user. There is no
     authentication: listen on another address than this machine's own only where everybody may read
     the names of users, queues, nodes and runs.
@@ -59,7 +62,9 @@ def exporter(
         echo(file_text(ALERTS if alerts else DASHBOARD), has_newline=False)
         return
     use_keytab()
-    monitor = Monitor(os.environ, lambda: given_roots(roots or None), _tell, use_keytab)
+    monitor = Monitor(
+        os.environ, lambda: given_roots(roots or None), _tell, use_keytab, master=master
+    )
     with (
         exit_on_signals(),
         contextlib.suppress(KeyboardInterrupt),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hopsgpu.cli.master_option import master_option
 from hopsgpu.cli.output import echo
 from hopsgpu.cli.param_types import Seconds
 from hopsgpu.errors import ConfigError, HopsGpuError
@@ -39,20 +40,19 @@ _Look = Callable[[], "ClusterGpus"]
     help=f"Refresh until Ctrl-C, every {_WATCH_SECONDS:g} seconds by default.",
 )
 @click.option("--user", metavar="NAME", help="Show what this user could get.  [default: you]")
-def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
+@master_option
+def gpus(as_json: bool, seconds: float | None, user: str | None, master: str | None) -> None:
     """Show the cluster's GPUs: where they are, who has them, what you could get.
 
-    The cluster is the one of HADOOP_CONF_DIR. The command asks its ResourceManager and
-    NodeManagers; it does not start Spark.
+    The cluster is the one of --master. The command asks its ResourceManager and NodeManagers, or
+    its standalone master; it does not start Spark.
     """
     from hopsgpu.backends.inventory import Observer
     from hopsgpu.cli.lake_root import use_keytab
-    from hopsgpu.cluster_managers.yarn.gpu_resource import configured_gpu_resource
-    from hopsgpu.storage.hadoop_conf import HadoopConf
+    from hopsgpu.cluster_managers.manager_table import configured_manager
 
     use_keytab()
-    gpu_resource = configured_gpu_resource(os.environ)
-    look = Observer(HadoopConf.load().get, gpu_resource, user).observe
+    look = Observer(configured_manager(os.environ, master), user).observe
     if as_json:
         indent = 2 if seconds is None else None
         _again(look, seconds, lambda state: echo(json.dumps(state.to_json(), indent=indent)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 import time
@@ -95,22 +96,18 @@ def _await_run(store: RunStore, reference: str) -> str:
 
     Raises:
         StoreError: there is no such run, or the application has ended without one.
-        HopsGpuError: the ResourceManager does not answer, or does not know the application.
+        HopsGpuError: the cluster manager does not answer, or does not know the application.
     """
     if not APPLICATION_ID.fullmatch(reference):
         return store.find(reference)
     manager = None
     while (run_id := store.find_of_application(reference)) is None:
         if manager is None:
-            from hopsgpu.cluster_managers.yarn.resource_manager import (
-                ResourceManager,
-                web_addresses,
-            )
-            from hopsgpu.storage.hadoop_conf import HadoopConf
+            from hopsgpu.cluster_managers.manager_table import configured_manager
 
-            manager = ResourceManager(web_addresses(HadoopConf.load().get))
+            manager = configured_manager(os.environ)
             echo(f"hopsgpu: {reference} has no run yet; waiting for its first one", is_error=True)
-        if manager.application_state(reference).has_ended:
+        if manager.end_of(reference):
             # The application may have written the record before it ended.
             return store.find(reference)
         # The lake announces no change.

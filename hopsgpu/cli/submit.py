@@ -155,7 +155,7 @@ class Submission:
         """
         from hopsgpu.backends.spark.container_image import IMAGE
         from hopsgpu.backends.spark.submit_command import parse_conf
-        from hopsgpu.cluster_managers.kinds import MASTER
+        from hopsgpu.cluster_managers.manager_table import MASTER
         from hopsgpu.core.image_names import check_image_name
 
         conf = parse_conf(self.confs)
@@ -236,7 +236,7 @@ def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) 
     from hopsgpu.backends.spark.pyspark_archives import with_bytecode
     from hopsgpu.backends.spark.submit_arguments import ship, submit_arguments
     from hopsgpu.backends.spark.submit_command import find_spark_submit, plan_submission
-    from hopsgpu.cluster_managers.kinds import MASTER, required_kind
+    from hopsgpu.cluster_managers.manager_table import MASTER, required_kind
     from hopsgpu.cluster_managers.yarn.manager import YarnManager
     from hopsgpu.cluster_managers.yarn.resource_manager import check_driver_credentials
     from hopsgpu.core.cache_directory import cache_directory

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from hopsgpu.cli.lake_root import roots_option, use_keytab
+from hopsgpu.cli.master_option import master_option
 from hopsgpu.cli.output import echo
 
 _PORT = 8420
@@ -42,6 +43,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="NAME",
     help="Name of a proxy under which browsers reach the pages; may be given several times.",
 )
+@master_option
 def web(
     roots: tuple[str, ...],
     host: str,
@@ -50,6 +52,7 @@ def web(
     keyfile: Path | None,
     plain_http: bool,
     names: tuple[str, ...],
+    master: str | None,
 ) -> None:
     """Show the cluster, the queue of gangs, runs, models and usage in a browser, until Ctrl-C.
 
@@ -61,6 +64,6 @@ def web(
 
     use_keytab()
     options = ServerOptions(host, port, names, certfile, keyfile, plain_http)
-    sources = live_sources(roots, os.environ)
+    sources = live_sources(roots, os.environ, master)
     with contextlib.suppress(KeyboardInterrupt):
         serve(sources, options, lambda url: echo(f"The pages are at {url}"))

@@ -2,7 +2,7 @@
 
 The check follows YARN: the maximum of a queue and of each parent holds strictly, for each resource.
 YARN compares a user's limit before it adds a container, by dominant share, and still grants the
-container that exceeds the limit.
+container that exceeds the limit. A standalone master has only the limit of a setting.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def check_possible(demand: Demand, snapshot: Snapshot) -> None:
     bounds = [(sum(capacities.values()), nodes, _LOWER)]
     for queue in snapshot.queues:
         room = shared_capacity + (queue.maximum - master).capacity_for(container)
-        bounds.append((room, _queue_bound(queue, master) + shared, f"{_LOWER}, or {_ELSEWHERE}"))
+        elsewhere = f"raise {queue.path}" if queue.is_setting else _ELSEWHERE
+        bounds.append((room, _queue_bound(queue, master) + shared, f"{_LOWER}, or {elsewhere}"))
     room = shared_capacity + user_capacity(snapshot, master, container, wanted)
     bounds.append(
         (
@@ -71,11 +72,13 @@ def check_container(wanted: Amount, largest: Amount, nodes: tuple[Node, ...]) ->
     Raises:
         CapacityError: the container exceeds the scheduler's largest one, or every node's total.
     """
-    bounds = {"the scheduler's largest container": largest}
-    bounds |= {f"node {node.host}": node.total for node in nodes if node.state == "RUNNING"}
-    fits = [name for name, bound in bounds.items() if wanted.is_within(bound)]
-    if "the scheduler's largest container" in fits and len(fits) > 1:
+    bounds = {f"node {node.host}": node.total for node in nodes if node.state == "RUNNING"}
+    fits_somewhere = any(wanted.is_within(bound) for bound in bounds.values())
+    if fits_somewhere and wanted.is_within(largest):
         return
+    # A standalone master has no such limit: the largest container is that of the nodes.
+    if not all(bound.is_within(largest) for bound in bounds.values()) or not bounds:
+        bounds = {"the scheduler's largest container": largest, **bounds}
     raise CapacityError(
         f"an executor of {wanted} fits on no node: "
         + "; ".join(f"{name} has {bound}" for name, bound in bounds.items())
@@ -96,6 +99,8 @@ def _master_note(snapshot: Snapshot) -> str:
 
 
 def _queue_bound(queue: Queue, master: Amount) -> str:
+    if queue.is_setting:
+        return f"{queue.path} allows at most {count_of(queue.maximum.cores, 'core')}"
     note = f", {master} of it for this application's master" if master != NOTHING else ""
     return f"queue {queue.path} may have at most {queue.maximum} (its effective maximum){note}"
 

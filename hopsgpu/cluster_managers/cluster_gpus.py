@@ -175,6 +175,8 @@ class ClusterGpus:
         executor: what an executor of `obtainable` asks of YARN, in words; "" without YARN.
         problems: facts that could not be determined, one line each.
         resource: name of the YARN resource that counts GPUs; "" without YARN.
+        obtainable_without_queues: number of GPUs that the user would be granted now on a standalone
+            master, under the assumptions of `GpuQueue.obtainable`; None otherwise.
     """
 
     __module__ = "hopsgpu.types"
@@ -190,6 +192,7 @@ class ClusterGpus:
     executor: str
     problems: tuple[str, ...]
     resource: str = ""
+    obtainable_without_queues: int | None = None
 
     @property
     def total(self) -> int:
@@ -222,9 +225,12 @@ class ClusterGpus:
 
     @property
     def obtainable(self) -> int | None:
-        """Return the most GPUs that the user would get in one queue now; None without queues."""
+        """Return the most GPUs that the user would get now, in one queue if there are queues.
+
+        None on a machine without a cluster manager.
+        """
         counts = (q.obtainable for q in self.queues if q.obtainable is not None)
-        return max(counts, default=None)
+        return max(counts, default=self.obtainable_without_queues)
 
     def __repr__(self) -> str:
         obtainable = self.obtainable

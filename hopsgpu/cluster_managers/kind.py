@@ -1,6 +1,6 @@
 """The interface of kinds of cluster managers: their masters, and the Spark properties gangs need.
 
-`hopsgpu.cluster_managers.kinds` has the table of all kinds.
+`hopsgpu.cluster_managers.manager_table` has the table of all kinds.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class ManagerKind(ABC):
         properties: Mapping[str, str],
         environ: Mapping[str, str],
         hadoop: Callable[[str], str | None] | None = None,
+        seconds: tuple[float, float] | None = None,
     ) -> ClusterManager:
         """Return a client of the cluster manager that Spark's properties name.
 
@@ -59,6 +60,7 @@ class ManagerKind(ABC):
             properties: Spark's properties, among them `spark.master`.
             hadoop: returns a property of Hadoop's configuration, or None; by default that of the
                 environment.
+            seconds: limits to connect to an address, and to be answered; None for defaults.
 
         Raises:
             ConfigError: a property is invalid, or one that names an address is missing.

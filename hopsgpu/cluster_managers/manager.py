@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hopsgpu.cluster_managers.devices import NodeAnswers
+from hopsgpu.cluster_managers.node_gpu_list import NodeAnswers
 from hopsgpu.cluster_managers.snapshot import Node, Overview, Snapshot
 from hopsgpu.core.run_record import ApplicationReport
 
@@ -60,9 +60,19 @@ class ClusterManager(ABC):
     def application_page(self, application_id: str) -> str:
         """Return the URL of the page of an application; "" without pages."""
 
+    @property
+    def queues_page(self) -> str:
+        """Return the URL of the page of its queues; "" if it has none."""
+        return ""
+
     @abstractmethod
     def nodes(self) -> tuple[Node, ...]:
         """Return all nodes, whatever their state."""
+
+    def gpus(self) -> tuple[int, int]:
+        """Return the numbers of used and of all GPUs of the running nodes."""
+        running = [node for node in self.nodes() if node.state == "RUNNING"]
+        return sum(n.used.gpus for n in running), sum(n.total.gpus for n in running)
 
     @abstractmethod
     def devices(self, nodes: Sequence[Node]) -> NodeAnswers:

@@ -27,8 +27,13 @@ def why_request_without_room(
     if _can_preempt(demand, snapshot, missing, held):
         return "YARN preempts other queues that are above their shares"
     if _is_limit_exceeded(snapshot, missing):
-        return f"more is used than the limit in queue {missing.queue} allows"
+        return f"more is used than the limit in {_title(snapshot, missing)} allows"
     return ""
+
+
+def _title(snapshot: Snapshot, missing: Shortage) -> str:
+    titles = (queue.title for queue in snapshot.queues if queue.path == missing.queue)
+    return next(titles, f"queue {missing.queue}")
 
 
 def _can_preempt(demand: Demand, snapshot: Snapshot, missing: Shortage, held: int) -> bool:

@@ -23,7 +23,8 @@ class Shortage:
 
     Attributes:
         text: the bound in words with numbers, a clause; "" for Bound.NONE.
-        queue: path of the queue whose limit it is, for Bound.QUEUE and Bound.USER.
+        queue: path of the queue, or name of the setting, whose limit it is, for Bound.QUEUE and
+            Bound.USER.
         is_gpu_shortage: whether GPUs are scarce; False if only cores or memory are.
         details: further numbers, in words; "" for none.
         lack: what is scarce, without numbers.
@@ -38,7 +39,7 @@ class Shortage:
 
 
 def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
-    """Return what keeps YARN from granting all missing executors of a gang now.
+    """Return what keeps the cluster manager from granting all missing executors of a gang now.
 
     The text of a limit does not count what the gang itself has as used.
 
@@ -67,7 +68,7 @@ def _may_have_all(snapshot: Snapshot, missing: Shortage) -> bool:
 
 
 def obtainable(container: Amount, snapshot: Snapshot) -> tuple[int, Shortage]:
-    """Return how many executors with GPUs YARN would grant now, and the bound that stops more.
+    """Return how many executors with GPUs would be granted now, and the bound that stops more.
 
     This assumes that nobody else requests any, and that nothing is preempted.
     """
@@ -119,7 +120,10 @@ def _queue(
         if size
     )
     needed = dict(zip(_NAMES, container.parts, strict=True))[name] * executors
-    if spare <= 0:
+    if queue.is_setting:
+        text = f"{queue.path} allows at most {_count_text(most, name)}, {used} {_are(used)} in use"
+        text = text if spare <= 0 else f"{text}, {needed} {_are(needed)} needed"
+    elif spare <= 0:
         text = f"queue {queue.path} is at its limit ({used} of {_count_text(most, name)} in use)"
     else:
         text = f"queue {queue.path} has {spare} of {_count_text(most, name)} left,"
@@ -129,7 +133,7 @@ def _queue(
         text,
         queue.path,
         is_gpu_shortage=name == _NAMES[0],
-        lack=f"{_PLURALS[name]} in queue {queue.path}",
+        lack=f"{_PLURALS[name]} in {queue.title}",
     )
     room = (queue.maximum - queue.used).capacity_for(container)
     return shared_capacity + room, missing

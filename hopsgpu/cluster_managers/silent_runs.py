@@ -1,7 +1,7 @@
-"""YARN's reports on runs whose drivers no longer write their records.
+"""Reports of the cluster manager on runs whose drivers no longer write their records.
 
-A driver that was killed, or whose node was lost, records no end. YARN knows the end of its
-application, usually before the record is so old that the run counts as lost.
+A driver that was killed, or whose node was lost, records no end. The cluster manager knows the end
+of its application, usually before the record is so old that the run counts as lost.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hopsgpu.artifacts.runs import StoredRun
-from hopsgpu.cluster_managers.yarn.application_state import ApplicationState
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
-from hopsgpu.core.run_record import APPLICATION_ID, ApplicationReport, RunRecord
+from hopsgpu.cluster_managers.manager import ClusterManager
+from hopsgpu.cluster_managers.manager_table import configured_manager, has_cluster
+from hopsgpu.core.run_record import ApplicationReport, RunRecord
 from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 
 log = logging.getLogger(__name__)
 
@@ -28,32 +27,31 @@ _ASKED_SECONDS = 86400.0
 
 
 class SilentRuns:
-    """Asks YARN about silent runs, with one request for a list of runs and one for a single run.
+    """Asks a cluster manager about silent runs, with one request for a list and one for each run.
 
-    A ResourceManager that does not answer, or that no longer knows an application, is no error.
+    A cluster manager that does not answer, or that no longer knows an application, is no error.
 
     Args:
-        manager: None without YARN.
+        manager: None without a cluster manager.
     """
 
-    def __init__(self, manager: ResourceManager | None) -> None:
+    def __init__(self, manager: ClusterManager | None) -> None:
         self._manager = manager
 
     def report(self, record: RunRecord, now: float) -> ApplicationReport | None:
-        """Return YARN's report on a run's application; None if the run is not silent."""
-        is_known = APPLICATION_ID.fullmatch(record.application) and record.is_silent(now)
-        if self._manager is None or not is_known:
+        """Return the report on a run's application; None if the run is not silent."""
+        if self._manager is None or not record.is_silent(now):
             return None
         try:
-            return _report_of(self._manager.application_state(record.application))
+            return self._manager.report(record.application)
         except HopsGpuError as error:
-            log.info("YARN does not report on %s: %s", record.application, error)
+            log.info("%s does not report on %s: %s", self._manager.title, record.application, error)
             return None
 
     def with_report(
         self, record: RunRecord, reread: Callable[[], RunRecord], now: float
     ) -> tuple[RunRecord, ApplicationReport | None]:
-        """Return a run's record with YARN's report on its application.
+        """Return a run's record with the report on its application.
 
         Args:
             reread: reads the record again: the driver may have recorded the end before the
@@ -66,9 +64,9 @@ class SilentRuns:
     def with_reports(
         self, runs: Sequence[StoredRun], reload: Callable[[int], StoredRun], now: float
     ) -> list[StoredRun]:
-        """Return runs, and those whose applications have ended with YARN's report.
+        """Return runs, and those whose applications have ended with a report.
 
-        Runs that have been silent for over a day are not asked about: the ResourceManager would
+        Runs that have been silent for over a day are not asked about: the cluster manager would
         list all applications that have ended since then.
 
         Args:
@@ -86,29 +84,28 @@ class SilentRuns:
             return list(runs)
         since = min(record.updated for record in silent.values()) - _MARGIN_SECONDS
         try:
-            states = {state.id: state for state in self._manager.ended_since(since)}
+            reports = self._manager.ended_since(since)
         except HopsGpuError as error:
-            log.info("YARN does not report on silent runs: %s", error)
+            log.info("%s does not report on silent runs: %s", self._manager.title, error)
             return list(runs)
         reported = list(runs)
         for number, record in silent.items():
-            if state := states.get(record.application):
-                reported[number] = replace(reload(number), report=_report_of(state))
+            if report := reports.get(record.application):
+                reported[number] = replace(reload(number), report=report)
         return reported
 
 
-def _report_of(state: ApplicationState) -> ApplicationReport:
-    return ApplicationReport(state.state, state.diagnostics, state.has_ended)
+def silent_runs(environ: Mapping[str, str], master: str | None = None) -> SilentRuns:
+    """Return what asks the cluster manager of this process's environment, if there is one.
 
-
-def silent_runs(environ: Mapping[str, str]) -> SilentRuns:
-    """Return what asks the YARN of this process's environment, if there is one."""
-    if not is_configured(environ):
+    Args:
+        master: value of `spark.master`; by default that of a new session.
+    """
+    if master is None and not has_cluster(environ):
         return SilentRuns(None)
     try:
-        addresses = web_addresses(HadoopConf.load(environ).get)
+        return SilentRuns(configured_manager(environ, master, _SECONDS))
     except ConfigError as error:
-        # The records are readable without YARN.
-        log.info("YARN is not asked about silent runs: %s", error)
+        # The records are readable without a cluster manager.
+        log.info("no cluster manager is asked about silent runs: %s", error)
         return SilentRuns(None)
-    return SilentRuns(ResourceManager(addresses, _SECONDS) if addresses else None)

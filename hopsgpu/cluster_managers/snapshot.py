@@ -1,6 +1,7 @@
-"""A snapshot of the ResourceManager as values: nodes, queues, the user's limit, applications.
+"""A snapshot of a cluster manager as values: nodes, queues, the user's limit, applications.
 
-Source of the fields: answers of Hadoop 3.5.0, kept in tests/unit/hadoop_answers.
+Source of the fields: answers of Hadoop 3.5.0, kept in tests/unit/hadoop_answers. A standalone
+master has the same fields, without partitions, parents of queues and limits of users.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from hopsgpu.core.gang import Exclusions
 
 @dataclass(frozen=True)
 class Node:
-    """A NodeManager, as the ResourceManager sees it.
+    """A NodeManager or a worker, as the cluster manager sees it.
 
     Attributes:
-        id: host and port.
+        id: host and port of a NodeManager; Spark's ID of a worker.
         state: its state; only a "RUNNING" one gets containers.
         partition: its node label; "" if it has none.
         web: host and port of its HTTP interface; "" if it has none now.
@@ -52,6 +53,8 @@ class Queue:
         pending: resources that its applications request and lack; None if not reported.
         fair_share: the FairScheduler's present share for it.
         is_preemptable: whether YARN may take from it what it has above its share.
+        is_setting: whether this is no queue, but a setting with the name `path` that limits one
+            application, as `spark.cores.max` on a standalone master.
     """
 
     path: str
@@ -65,6 +68,12 @@ class Queue:
     pending: Amount | None = None
     fair_share: Amount = NOTHING
     is_preemptable: bool = False
+    is_setting: bool = False
+
+    @property
+    def title(self) -> str:
+        """Return how a sentence names the limit."""
+        return self.path if self.is_setting else f"queue {self.path}"
 
     @property
     def share(self) -> Amount:
@@ -92,8 +101,8 @@ class App:
     """A running application.
 
     Attributes:
-        id: YARN's application id.
-        queue: path of its queue.
+        id: the cluster manager's application id.
+        queue: path of its queue; "" without queues.
         used: resources of its containers; nothing if access control hides them.
         started: when it was submitted, in seconds since the epoch.
         containers: number of its running containers; 0 if access control hides it.
@@ -145,21 +154,22 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot of the ResourceManager, for one application, or for a user in a queue.
+    """A snapshot of a cluster manager, for one application, or for a user in a queue.
 
     Attributes:
         application_id: our application's id; "" for a user who has none yet.
         partition: the node label for which we ask; "" for none.
         nodes: all nodes, whatever their state.
         shared: other partitions whose idle nodes we may get, in addition to the queues' limits.
-        queues: the queue in question first, then its parents up to the root.
+        queues: the queue in question first, then its parents up to the root; without queues, the
+            setting that limits our application.
         user: our user, in that queue.
-        applications: all running applications that YARN shows us.
+        applications: all running applications that the cluster manager shows us.
         master: our application master's container; None if it is not shown.
         hosts: the usable hosts; None for all.
         exclusions: hosts and GPUs that get no rank.
         preemptable: what YARN may take from other leaf queues for requests in the queue.
-        problems: warnings about facts missing in the ResourceManager's answers.
+        problems: warnings about facts missing in the cluster manager's answers.
     """
 
     application_id: str
@@ -224,16 +234,17 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Overview:
-    """A snapshot of the whole of YARN, for a user.
+    """A snapshot of the whole of a cluster manager, for a user.
 
     Attributes:
         queues: the queues by node label, for the labels of nodes with GPUs; each parent before its
-            children.
-        user_snapshots: snapshots for the user in each leaf queue, by node label.
-        applications: all running applications that YARN shows the caller.
+            children. Empty without queues.
+        user_snapshots: snapshots for the user in each leaf queue, by node label; without queues,
+            one snapshot for the label "".
+        applications: all running applications that the cluster manager shows the caller.
         containers: containers by application id, of applications that have GPUs and report it.
         acls: whether queues have access control; None if that is not reported.
-        problems: warnings about facts missing in the ResourceManager's answers.
+        problems: warnings about facts missing in the cluster manager's answers.
     """
 
     nodes: tuple[Node, ...]

@@ -1,4 +1,4 @@
-"""Why YARN cannot grant a gang now: what is missing, who has it, what is free. Pure."""
+"""Why a gang cannot be granted now: what is missing, who has it, what is free. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shortage_reason(
     now: float,
     why_requested: str | None = None,
 ) -> WaitReason:
-    """Return why YARN cannot grant the missing executors of a gang now.
+    """Return why the cluster manager cannot grant the missing executors of a gang now.
 
     Args:
         missing: the tightest bound.
@@ -73,7 +73,7 @@ class _Holder:
     Attributes:
         who: the application, for people.
         size: what it has, with units.
-        id: YARN's ID; "" for this application and for those that are not shown.
+        id: the cluster manager's ID; "" for this application and for those that are not shown.
         started: when it was submitted, in seconds since the epoch; 0.0 if that is unknown.
         note: what will end its hold; "" if that is unknown.
     """
@@ -157,7 +157,14 @@ def _holders(
     def key(amount: Amount) -> tuple[int, ...]:
         return amount.parts[:1] if is_by_gpus else amount.parts[1:]
 
-    below = [app for app in snapshot.applications if _is_below(app.queue, missing.queue)]
+    is_setting = any(q.is_setting and q.path == missing.queue for q in snapshot.queues)
+    # Only this application counts against a setting of its own.
+    below = [
+        app
+        for app in snapshot.applications
+        if _is_below(app.queue, missing.queue)
+        and (app.id == snapshot.application_id or not is_setting)
+    ]
     # Do not count the gang's own containers as holders.
     apps = [
         replace(app, used=app.used - held_resources, containers=app.containers - held)

@@ -34,7 +34,7 @@ SILENT_SECONDS = 25.0
 LOST_SECONDS = 60.0
 LOST = "lost"
 # YARN's IDs; on a local master, a run's application has another form.
-APPLICATION_ID = re.compile(r"application_\d+_\d+")
+APPLICATION_ID = re.compile(r"application_\d+_\d+|app-\d{14}-\d{4,}")
 # Kinds of a StoreError.
 OTHER_SCHEMA = "schema"
 DAMAGED = "damaged"

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from hopsgpu.backends.gang_queue import DEFAULT_PARTITION
-from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root
+from hopsgpu.backends.gang_queue_root import gang_queue_root
 from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
+from hopsgpu.cluster_managers.yarn.manager import cluster_name
 from hopsgpu.cluster_managers.yarn.resource_manager import web_addresses
 from hopsgpu.devcluster import probe
 from hopsgpu.devcluster.config import ClusterSpec

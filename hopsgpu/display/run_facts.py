@@ -6,7 +6,7 @@ Only `view_of` turns them into text: live displays, cards, the command line and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hopsgpu.core.formats import local_time, size
@@ -188,15 +188,28 @@ class RunView:
         return [*filter(None, (details or time).split(between))], between
 
 
-def view_of(subject: RunSubject, resource_manager: str = "") -> RunView:
+@dataclass(frozen=True)
+class ManagerPages:
+    """The web pages of a cluster manager.
+
+    Attributes:
+        application: returns the URL of the page of an application, by its ID; "" for none.
+        queues: URL of the page of the queues; "" for none.
+    """
+
+    application: Callable[[str], str] = lambda application_id: ""
+    queues: str = ""
+
+
+def view_of(subject: RunSubject, pages: ManagerPages = ManagerPages()) -> RunView:  # noqa: B008 - frozen
     """Return the view of a run.
 
     Args:
         subject: the known facts.
-        resource_manager: URL of the ResourceManager's pages, for links; "" for no links.
+        pages: the cluster manager's pages, for links.
     """
     groups = (
-        _general_facts(subject, resource_manager.rstrip("/")),
+        _general_facts(subject, pages),
         _progress_facts(subject),
         _cost_facts(subject),
     )
@@ -204,9 +217,9 @@ def view_of(subject: RunSubject, resource_manager: str = "") -> RunView:
     return RunView(subject.run_id, subject.state, about, progress, costs, subject.warnings)
 
 
-def _general_facts(subject: RunSubject, resource_manager: str) -> Iterator[RunFact]:
+def _general_facts(subject: RunSubject, pages: ManagerPages) -> Iterator[RunFact]:
     state, took = subject.state, subject.took
-    pages = resource_manager if APPLICATION_ID.fullmatch(subject.application) else ""
+    is_on_cluster = APPLICATION_ID.fullmatch(subject.application) is not None
     before = f" (was {subject.state_before})" if subject.state_before else ""
     words = f"{state}{before}" if before or not state else phrases.phase(subject)
     queue = subject.queue
@@ -216,12 +229,12 @@ def _general_facts(subject: RunSubject, resource_manager: str) -> Iterator[RunFa
     yield RunFact(
         "application",
         subject.application,
-        url=f"{pages}/cluster/app/{subject.application}" if pages else "",
+        url=pages.application(subject.application) if is_on_cluster else "",
     )
     yield RunFact(
         "queue",
         queue,
-        url=f"{pages}/cluster/scheduler" if pages else "",
+        url=pages.queues if is_on_cluster else "",
         phrase=f"queue {queue}" if queue else "",
     )
     yield RunFact("requested", "" if subject.requested is None else local_time(subject.requested))

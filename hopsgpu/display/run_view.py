@@ -30,6 +30,7 @@ from hopsgpu.display.picture import Point, how_ended
 from hopsgpu.display.run_facts import (
     BAD,
     WARNING,
+    ManagerPages,
     RunSubject,
     RunView,
     ScoreSubject,
@@ -291,21 +292,21 @@ def record_view(
     url: str,
     now: float,
     root: str = "",
-    resource_manager: str = "",
+    pages: ManagerPages = ManagerPages(),  # noqa: B008 - frozen
     report: ApplicationReport | None = None,
 ) -> RecordView:
     """Return what people want to know about a run.
 
     Args:
         root: key of the root that it is below, on pages.
-        resource_manager: URL of the ResourceManager's pages, for links; "" for no links.
-        report: YARN's report on the application of a silent run; None if it is unknown.
+        pages: the cluster manager's pages, for links.
+        report: the cluster manager's report on the application of a silent run; None if unknown.
     """
     summary = summary_of(StoredRun(record.run_id, record, report=report), now, root)
     logs = {log: size for name, size in record.logs.items() if (log := parse_log_name(name))}
     ranks, score = record.ranks if record.kind == "gang" else (), record.score
     return RecordView(
-        **vars(view_of(_subject_of(record, summary, url), resource_manager)),
+        **vars(view_of(_subject_of(record, summary, url), pages)),
         summary=summary,
         failure=_failure(record, summary, "\n".join(_why_lost(record, report, now))),
         phases=tuple(_phases(record, summary)),

@@ -14,24 +14,22 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from hopsgpu.backends.gang_queue import GangQueueReader
-from hopsgpu.backends.gang_queue_root import cluster_name, gang_queue_root
+from hopsgpu.backends.gang_queue_root import gang_queue_root
 from hopsgpu.backends.inventory import Observer
 from hopsgpu.backends.spark.container_image import PYTHON, requested_image
 from hopsgpu.backends.spark.spark_location import cluster_spark
 from hopsgpu.backends.spark.spark_versions import jar_version
+from hopsgpu.cluster_managers.http_client import NoAnswer, is_kerberos_required
 from hopsgpu.cluster_managers.snapshot import Node
 from hopsgpu.cluster_managers.yarn.container_runtime import (
     RuntimeProblem,
     runtime_problem,
     settings_of_runtime,
 )
+from hopsgpu.cluster_managers.yarn.manager import YarnManager, cluster_name
 from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
 from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
-from hopsgpu.cluster_managers.yarn.rest_client import (
-    RESOURCE_MANAGER,
-    NoAnswer,
-    is_kerberos_required,
-)
+from hopsgpu.cluster_managers.yarn.rest_client import RESOURCE_MANAGER
 from hopsgpu.devcluster.admin import site_properties
 from hopsgpu.devcluster.java import java_of_spark
 from hopsgpu.doctor.kerberos_checks import Credentials
@@ -146,7 +144,7 @@ def _yarn(manager: ResourceManager, setting: Setting) -> YarnFacts:
         # Only a CapacityScheduler reports the sum over all nodes (Hadoop's ClusterMetricsInfo).
         has_gpu_type=any(kind["name"] == manager.gpu_resource for kind in kinds)
         or any(n.total.gpus for n in nodes),
-        gpus=Observer(setting, manager.gpu_resource).observe(),
+        gpus=Observer(YarnManager(setting, gpu_resource=manager.gpu_resource)).observe(),
         nodes=nodes,
         queues=manager.queues(),
     )

@@ -12,14 +12,13 @@ from typing import Any
 from hopsgpu.backends.gang_queue_root import configured_queues
 from hopsgpu.backends.inventory import Observer
 from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuType
-from hopsgpu.cluster_managers.devices import NodeAnswers
+from hopsgpu.cluster_managers.manager_table import configured_manager
+from hopsgpu.cluster_managers.node_gpu_list import NodeAnswers
 from hopsgpu.cluster_managers.snapshot import Overview
-from hopsgpu.cluster_managers.yarn.gpu_resource import configured_gpu_resource
 from hopsgpu.core.queue_policy import Ticket
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.monitoring.runs_reader import Roots, RunsReader, RunsView
 from hopsgpu.monitoring.timed_sources import Source
-from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.timed_reads import ReadResult
 
 log = logging.getLogger(__name__)
@@ -101,13 +100,13 @@ class _Seen:
     answering: Mapping[str, bool] = field(default_factory=dict)
 
 
-class _Yarn:
-    """The reads of YARN with one configuration."""
+class _Cluster:
+    """The reads of a cluster manager with one configuration."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        setting = HadoopConf.load(environ).get
-        self.observer = Observer(setting, configured_gpu_resource(environ))
-        self._queues = configured_queues(environ, setting)
+    def __init__(self, environ: Mapping[str, str], master: str | None) -> None:
+        manager = configured_manager(environ, master)
+        self.observer = Observer(manager)
+        self._queues = configured_queues(environ, manager)
 
     def queue(self) -> WaitingGangs:
         queues, problems = self._queues.read()
@@ -131,6 +130,7 @@ class Monitor:
         on_change: called with a line for each change of a source's state.
         sign_in: gets a new Kerberos ticket if the present one ends soon.
         look_seconds: how long a look takes at most.
+        master: value of `spark.master`; by default that of a new session.
     """
 
     def __init__(
@@ -140,13 +140,15 @@ class Monitor:
         on_change: Callable[[str], None],
         sign_in: Callable[[], None] = lambda: None,
         look_seconds: float = LOOK_SECONDS,
+        master: str | None = None,
     ) -> None:
         self._environ = environ
+        self._master = master
         self._sign_in = sign_in
         self._signed_in_at = float("-inf")
         self._ticket: Source[bool] = Source("kerberos", on_change)
         self._look_seconds = look_seconds
-        self._yarn: _Yarn | None = None
+        self._reads: _Cluster | None = None
         self._making = threading.Lock()
         self._runs = RunsReader(roots)
         self._paths: tuple[str, ...] = ()
@@ -223,12 +225,12 @@ class Monitor:
         self._ticket.ask(sign_in)
         self._ticket.answer(now + self._look_seconds / 4)
 
-    def _cluster(self) -> _Yarn:
+    def _cluster(self) -> _Cluster:
         # Created at a poll, so that an unreadable configuration is read again at the next poll.
         with self._making:
-            if self._yarn is None:
-                self._yarn = _Yarn(self._environ)
-            return self._yarn
+            if self._reads is None:
+                self._reads = _Cluster(self._environ, self._master)
+            return self._reads
 
     def _ask_manager(self) -> _Seen:
         observer = self._cluster().observer

@@ -28,9 +28,9 @@ from hopsgpu.core.metrics import record_name
 from hopsgpu.core.queue_policy import QueueSnapshot
 from hopsgpu.core.run_record import RunRecord
 from hopsgpu.display.picture import Point
+from hopsgpu.display.run_facts import ManagerPages
 from hopsgpu.display.run_view import RunSummary, newest, summary_of
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
-from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.storage.lake_root import given_roots, roots_of_users
 from hopsgpu.web.checkpoint_rows import CheckpointRow, checkpoint_rows
@@ -173,7 +173,7 @@ class Sources:
         queues: returns the queues of gangs with the time there, and what cannot be read.
         find_roots: returns the roots, the caller's own first, and why others are unknown.
         application_state: returns what YARN says of an application; None without YARN.
-        resource_manager: URL of the ResourceManager's pages; "" without YARN.
+        pages: the cluster manager's pages.
         silent: asks YARN about silent runs.
     """
 
@@ -183,12 +183,12 @@ class Sources:
         queues: Callable[[], tuple[Mapping[str, tuple[QueueSnapshot, int]], Sequence[str]]],
         find_roots: Callable[[], tuple[Sequence[LakePath], Sequence[str]]],
         application_state: Callable[[str], ApplicationState] | None = None,
-        resource_manager: str = "",
+        pages: ManagerPages = ManagerPages(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.time,
         silent: SilentRuns = SilentRuns(None),  # noqa: B008 - without state
     ) -> None:
         self.clock = clock
-        self.resource_manager = resource_manager
+        self.pages = pages
         self.silent = silent
         self.cluster = cluster
         self.application_state = application_state
@@ -433,45 +433,41 @@ def _with_keys(lakes: Sequence[LakePath]) -> list[Root]:
     return [Root(key, lake) for key, lake in lake_by_key.items()]
 
 
-def live_sources(roots: Sequence[str], environ: Mapping[str, str]) -> Sources:
-    """Return the sources of this process: the cluster of HADOOP_CONF_DIR, else this machine.
+def live_sources(
+    roots: Sequence[str], environ: Mapping[str, str], master: str | None = None
+) -> Sources:
+    """Return the sources of this process: a cluster, else this machine.
 
     Args:
         roots: URLs of roots; those of all users if there are none.
+        master: value of `spark.master`; by default that of a new session.
 
     Raises:
         ConfigError: the configuration of the cluster cannot be read.
     """
-    cluster, queues, application_state, pages = (
-        _of_yarn(environ) if is_configured(environ) else _of_machine()
-    )
-    return Sources(
-        cluster,
-        queues,
-        lambda: given_roots(roots) if roots else roots_of_users(os.environ),
-        application_state,
-        pages,
-        silent=silent_runs(environ),
-    )
+    from hopsgpu.cluster_managers.manager_table import configured_manager, has_cluster
 
+    def find_roots() -> tuple[Sequence[LakePath], Sequence[str]]:
+        return given_roots(roots) if roots else roots_of_users(os.environ)
 
-def _of_yarn(environ: Mapping[str, str]) -> tuple[Any, Any, Any, str]:
+    if master is None and not has_cluster(environ):
+        from hopsgpu.backends.local.machine_gpus import machine_inventory
+        from hopsgpu.storage.identity import own_name
+
+        return Sources(lambda: machine_inventory(own_name()), lambda: ({}, ()), find_roots)
     from hopsgpu.backends.gang_queue_root import configured_queues
     from hopsgpu.backends.inventory import Observer
-    from hopsgpu.cluster_managers.yarn.gpu_resource import configured_gpu_resource
-    from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
+    from hopsgpu.cluster_managers.yarn.manager import YarnManager
 
-    setting = HadoopConf.load(environ).get
-    observer = Observer(setting, configured_gpu_resource(environ))
-    addresses = web_addresses(setting)
-    queues = configured_queues(environ, setting)
-    find_state = ResourceManager(addresses).application_state
-    # A standby ResourceManager redirects browsers to the active one.
-    return observer.observe, queues.read, find_state, addresses[0] if addresses else ""
-
-
-def _of_machine() -> tuple[Any, Any, Any, str]:
-    from hopsgpu.backends.local.machine_gpus import machine_inventory
-    from hopsgpu.storage.identity import own_name
-
-    return lambda: machine_inventory(own_name()), lambda: ({}, ()), None, ""
+    manager = configured_manager(environ, master)
+    find_state = None
+    if isinstance(manager, YarnManager):
+        find_state = manager.resource_manager.application_state
+    return Sources(
+        Observer(manager).observe,
+        configured_queues(environ, manager).read,
+        find_roots,
+        find_state,
+        ManagerPages(manager.application_page, manager.queues_page),
+        silent=silent_runs(environ, master),
+    )

@@ -306,7 +306,7 @@ class Pages:
             return self._error(request, _status(record), f"run {run_id}: {record.problem}")
         url = root.store.directory(run_id).url
         report = await self._report(record.value, now)
-        pages = self._sources.resource_manager
+        pages = self._sources.pages
         view = record_view(record.value, url, now, root.key, pages, report)
         plots, saved, asked, tail = await asyncio.gather(
             self._plots_of(root, run_id, view.summary.kind),

@@ -16,8 +16,8 @@ from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.log4j import CapturedLog
 from hopsgpu.backends.spark.resource_profiles import ProfilePool
 from hopsgpu.cluster_managers.kind import ManagerKind
-from hopsgpu.cluster_managers.kinds import required_kind
 from hopsgpu.cluster_managers.manager import ClusterManager
+from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.cluster_managers.snapshot import Snapshot
 from hopsgpu.storage.lake import LakePath
 

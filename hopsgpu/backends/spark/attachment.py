@@ -9,13 +9,13 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from hopsgpu.backends.gang_application import GangApplication
-from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.local_application import local_application
 from hopsgpu.backends.spark.spark_versions import pyspark_problem, refuse, version_problem
 from hopsgpu.backends.spark.standalone_application import standalone_application
 from hopsgpu.backends.spark.yarn_application import yarn_application
-from hopsgpu.cluster_managers.kinds import kind_of
+from hopsgpu.cluster_managers.local_masters import is_local
+from hopsgpu.cluster_managers.manager_table import kind_of
 from hopsgpu.cluster_managers.standalone.kind import Standalone
 from hopsgpu.core.own_log import show_on_stderr
 from hopsgpu.errors import ConfigError

@@ -44,7 +44,7 @@ def fit_on_cluster(spec: GangSpec, application: Application) -> LaunchPlan:
     if spec.placement == "pack" and ranks == least < spec.workers:
         warning = f"pack: at most {least} of the {spec.workers} ranks fit in one container"
         warnings += (warning,)
-    queue = snapshot.queues[0].path
+    queue = "" if snapshot.queues[0].is_setting else snapshot.queues[0].path
     return LaunchPlan(spec, executors, ranks, shape, queue, {}, {}, warnings, hosts)
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.console import gateway
 from hopsgpu.backends.spark.container_image import IMAGE, refuse_image
 from hopsgpu.backends.spark.session_builder import create_session, new_builder
@@ -30,7 +29,13 @@ from hopsgpu.backends.spark.spark_versions import (
 from hopsgpu.backends.spark.standalone_session import check_standalone, start_on_standalone
 from hopsgpu.backends.spark.yarn_session import check_yarn, start_on_yarn
 from hopsgpu.cluster_managers.kind import ManagerKind
-from hopsgpu.cluster_managers.kinds import LOCAL_MASTER, default_master, kind_of, master_forms
+from hopsgpu.cluster_managers.local_masters import is_local
+from hopsgpu.cluster_managers.manager_table import (
+    LOCAL_MASTER,
+    default_master,
+    kind_of,
+    master_forms,
+)
 from hopsgpu.cluster_managers.standalone.kind import Standalone
 from hopsgpu.cluster_managers.yarn.kind import Yarn
 from hopsgpu.core.boundary import public

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from hopsgpu.backends.spark.shell_safety import shell_findings
 from hopsgpu.backends.spark.spark_versions import other_python
-from hopsgpu.cluster_managers.kinds import kind_of, master_forms
+from hopsgpu.cluster_managers.manager_table import kind_of, master_forms
 from hopsgpu.errors import ConfigError
 from hopsgpu.units import count_of
 

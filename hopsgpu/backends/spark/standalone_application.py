@@ -14,7 +14,7 @@ from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.package_archive import ship_package
 from hopsgpu.backends.spark.resource_profiles import ProfilePool, build_standalone_profile
 from hopsgpu.backends.spark.settings import check_python, check_session
-from hopsgpu.cluster_managers.kinds import required_kind
+from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.errors import ConfigError
 
 

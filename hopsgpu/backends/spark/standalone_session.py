@@ -10,7 +10,7 @@ from hopsgpu.backends.spark.console import gateway
 from hopsgpu.backends.spark.container_image import IMAGE, refuse_image
 from hopsgpu.backends.spark.session_builder import choose_python, create_session, new_builder
 from hopsgpu.backends.spark.settings import check_session, session_defaults
-from hopsgpu.cluster_managers.kinds import required_kind
+from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.storage.spark_defaults import spark_defaults
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def start_on_standalone(name: str, master: str, requested: Mapping[str, str]) ->
         environment = dict(spark_defaults(os.environ))
     check_standalone({**environment, **settings})
     # Spark itself waits for a minute for a master that does not answer.
-    required_kind(master).connect({**environment, **settings}, os.environ).nodes()
+    required_kind(master).connect({**environment, **settings}, os.environ).check_submission()
     choose_python(settings.get(_PYTHON))
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)

@@ -30,7 +30,7 @@ from hopsgpu.backends.spark.package_archive import (
 )
 from hopsgpu.backends.spark.settings import is_cluster_mode, session_defaults
 from hopsgpu.backends.spark.shell_safety import check_line
-from hopsgpu.cluster_managers.kinds import MASTER, required_kind
+from hopsgpu.cluster_managers.manager_table import MASTER, required_kind
 from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
 from hopsgpu.cluster_managers.yarn.gpu_resource import SPARK_SETTING, choose_gpu_resource
 from hopsgpu.core.gpu_types import parse_markers

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.container_image import image_properties
 from hopsgpu.backends.spark.log_level import quiet
 from hopsgpu.backends.spark.package_archive import ARCHIVES
@@ -21,7 +20,8 @@ from hopsgpu.backends.spark.spark_versions import (
     refuse,
     version_problem,
 )
-from hopsgpu.cluster_managers.kinds import MASTER, kind_of, required_kind
+from hopsgpu.cluster_managers.local_masters import is_local
+from hopsgpu.cluster_managers.manager_table import MASTER, kind_of, required_kind
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
 

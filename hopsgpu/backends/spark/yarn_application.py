@@ -21,7 +21,7 @@ from hopsgpu.backends.spark.package_archive import ship_package
 from hopsgpu.backends.spark.settings import check_python, check_session, is_cluster_mode
 from hopsgpu.backends.spark.token_renewal import expiry_warnings
 from hopsgpu.backends.spark.yarn_driver import act_for_submitter
-from hopsgpu.cluster_managers.kinds import required_kind
+from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
 from hopsgpu.cluster_managers.yarn.container_runtime import runtime_problem, settings_of_runtime
 from hopsgpu.cluster_managers.yarn.gpu_resource import SETTING, SPARK_SETTING, choose_gpu_resource

@@ -125,7 +125,8 @@ def _start(name: str, requested: Mapping[str, str]) -> SparkSession:
         settings[SPARK_SETTING] = choose_gpu_resource(shipped, os.environ)
         settings |= shipped_bundle(shipped, os.environ)
         check_session(environment | settings)
-        _check_queue((environment | settings).get("spark.yarn.queue", "default"))
+        queue = (environment | settings).get("spark.yarn.queue", "default")
+        check_queue(queue, _manager().queues())
         tag = f"hopsgpu-{secrets.token_hex(6)}"
         tags = (environment | settings).get(_TAGS)
         settings[_TAGS] = ",".join(filter(None, (tags, tag)))
@@ -151,10 +152,6 @@ def _python_of_image_only_here() -> Iterator[None]:
                 os.environ.pop("PYSPARK_PYTHON", None)
             else:
                 os.environ["PYSPARK_PYTHON"] = before
-
-
-def _check_queue(name: str) -> None:
-    check_queue(name, _manager().queues())
 
 
 def _manager() -> ResourceManager:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from hopsgpu.cluster_managers.standalone.manager import StandaloneManager, standalone_manager
-
 from hopsgpu.cluster_managers.kind import ManagerKind
+from hopsgpu.cluster_managers.standalone.manager import StandaloneManager, configured_manager
+from hopsgpu.cluster_managers.standalone.master_client import SECONDS
 
 _MASTER = re.compile(r"spark://[^,\s/]+(,[^,\s/]+)*")
 _MODE = "spark.submit.deployMode"
@@ -53,5 +53,8 @@ class Standalone(ManagerKind):
         properties: Mapping[str, str],
         environ: Mapping[str, str],
         hadoop: Callable[[str], str | None] | None = None,
+        seconds: tuple[float, float] | None = None,
     ) -> StandaloneManager:
-        return standalone_manager(properties, environ)
+        return configured_manager(
+            properties["spark.master"], properties, environ, seconds=seconds or SECONDS
+        )

@@ -84,10 +84,12 @@ class Yarn(ManagerKind):
         properties: Mapping[str, str],
         environ: Mapping[str, str],
         hadoop: Callable[[str], str | None] | None = None,
+        seconds: tuple[float, float] | None = None,
     ) -> YarnManager:
         return YarnManager(
             hadoop or HadoopConf.load(environ).get,
             gpu_resource=choose_gpu_resource(properties, environ),
             partition=label_of(properties.get),
             queue=properties.get("spark.yarn.queue") or "default",
+            seconds=seconds,
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from hopsgpu.cluster_managers.devices import Devices, NodeAnswers, NodeGpu
+from hopsgpu.cluster_managers.node_gpu_list import Devices, NodeAnswers, NodeGpu
 from hopsgpu.cluster_managers.snapshot import Node
 from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
 from hopsgpu.cluster_managers.yarn.answer_lists import FieldTrail

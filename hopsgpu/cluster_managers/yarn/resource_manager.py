@@ -10,10 +10,17 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
+from hopsgpu.cluster_managers.http_client import (
+    NoAccess,
+    NoAnswer,
+    NotUnderstood,
+    is_kerberos_required,
+)
+from hopsgpu.cluster_managers.manager import HeldExecutors
 from hopsgpu.cluster_managers.resources import NOTHING, Amount, total
 from hopsgpu.cluster_managers.snapshot import App, Node, Overview, Queue, Rounding, Snapshot, User
 from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE, amount_of
@@ -43,11 +50,7 @@ from hopsgpu.cluster_managers.yarn.rest_answers import (
 )
 from hopsgpu.cluster_managers.yarn.rest_client import (
     RESOURCE_MANAGER,
-    NoAccess,
-    NoAnswer,
-    NotUnderstood,
     get_json,
-    is_kerberos_required,
     put_json,
     scheme_of,
 )
@@ -69,19 +72,6 @@ _MAX_DETAILED = 64
 _MAX_THREADS = 8
 _APPS = "/ws/v1/cluster/apps?states=RUNNING&deSelects=resourceRequests,timeouts"
 _SCHEDULER = "/ws/v1/cluster/scheduler"
-
-
-@dataclass(frozen=True)
-class PriorityContainers:
-    """The containers that an application has and requests under one priority.
-
-    Attributes:
-        containers: host of each granted container that has not ended, by the container's ID.
-        pending: number of further requested containers.
-    """
-
-    containers: Mapping[str, str]
-    pending: int
 
 
 def web_addresses(setting: Callable[[str], str | None]) -> tuple[str, ...]:
@@ -454,7 +444,7 @@ class ResourceManager:
         return max(self.gpus()[0] - scheduled.gpus, 0)
 
     @_check_form
-    def held_containers(self, application_id: str, priority: int) -> PriorityContainers:
+    def held_containers(self, application_id: str, priority: int) -> HeldExecutors:
         """Return an application's containers of a priority; Spark's is the profile's ID."""
         app = self._app(application_id)
         attempts = self.ask(f"/ws/v1/cluster/apps/{application_id}/appattempts")
@@ -471,7 +461,7 @@ class ResourceManager:
             for c in listed.get("container", [])
             if int(c["priority"]) == priority
         }
-        return PriorityContainers(containers, pending)
+        return HeldExecutors(containers, pending)
 
     @_check_form
     def end_of(self, application_id: str) -> str:

@@ -18,9 +18,9 @@ from hopsgpu.backends.local.container_process import ContainerJob
 from hopsgpu.backends.local.gpu_leases import NoLongerNeeded, take_gpus
 from hopsgpu.backends.local.machine import NO_GPU, Machine, fit_on_machine, usable
 from hopsgpu.backends.local.machine_gpus import machine_gpus
-from hopsgpu.backends.masters import is_local
 from hopsgpu.cluster_managers.cluster_gpus import GpuType
-from hopsgpu.cluster_managers.kinds import default_master
+from hopsgpu.cluster_managers.local_masters import is_local
+from hopsgpu.cluster_managers.manager_table import default_master
 from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.core.spec import GangSpec, GpuRequest
 from hopsgpu.core.wait_reasons import WaitReason, other_gang_here

@@ -21,7 +21,7 @@ import hopsgpu
 from hopsgpu.backends.inventory import cluster_gpus
 from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuNode, GpuType
 from hopsgpu.cluster_managers.demand import Demand
-from hopsgpu.cluster_managers.devices import Devices, NodeAnswers, NodeGpu
+from hopsgpu.cluster_managers.node_gpu_list import Devices, NodeAnswers, NodeGpu
 from hopsgpu.cluster_managers.resources import NOTHING, Amount
 from hopsgpu.cluster_managers.shortage import obtainable, shortage
 from hopsgpu.cluster_managers.snapshot import Node, Overview, Queue, Snapshot, User

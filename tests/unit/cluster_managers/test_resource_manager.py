@@ -17,10 +17,11 @@ import pytest
 import requests
 
 from hopsgpu.cluster_managers.capacity import check_container, cores_per_gpu
+from hopsgpu.cluster_managers.http_client import NoAnswer, NotUnderstood
 from hopsgpu.cluster_managers.resources import Amount
 from hopsgpu.cluster_managers.snapshot import Node
 from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
-from hopsgpu.cluster_managers.yarn.rest_client import NoAnswer, NotUnderstood, get_json
+from hopsgpu.cluster_managers.yarn.rest_client import get_json
 from hopsgpu.errors import CapacityError, ConfigError, HopsGpuError
 from tests.bounds import HANG_SECONDS
 from tests.private_certificate import private_certificate
@@ -318,7 +319,7 @@ def test_a_launch_goes_on_without_what_it_does_not_need(caplog: pytest.LogCaptur
 
 
 def test_which_resource_manager_did_not_answer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "hopsgpu.cluster_managers.yarn")
+    caplog.set_level(logging.DEBUG, "hopsgpu.cluster_managers")
     with serving({**NODES, "/ws/v1/cluster/apps": (503, "busy")}) as daemon:
         manager = ResourceManager(("http://127.0.0.1:1", daemon.url))
         manager.nodes()

@@ -6,7 +6,7 @@ from typing import Any
 
 from hopsgpu.artifacts.runs import StoredRun
 from hopsgpu.cluster_managers.silent_runs import SilentRuns, silent_runs
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.yarn.manager import YarnManager
 from hopsgpu.core.run_record import ApplicationReport, RunRecord
 from tests.unit.records import record_of
 from tests.unit.rest import Daemon, serving
@@ -22,7 +22,8 @@ NOW = 1_000_000.0
 
 
 def asking(daemon: Daemon) -> SilentRuns:
-    return SilentRuns(ResourceManager((daemon.url,), SECONDS))
+    setting = {"yarn.resourcemanager.webapp.address": daemon.address}.get
+    return SilentRuns(YarnManager(setting, seconds=SECONDS))
 
 
 def run(silent: float, state: str = "running", application: str = ID) -> StoredRun:

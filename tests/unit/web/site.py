@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus
 from hopsgpu.cluster_managers.yarn.application_state import ApplicationState
 from hopsgpu.core.queue_policy import QueueSnapshot
+from hopsgpu.display.run_facts import ManagerPages
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.web.access import Secrets, Server
 from hopsgpu.web.page_sources import Sources
@@ -40,7 +41,11 @@ def sources_of(
     application: Callable[[str], ApplicationState] | None = None,
 ) -> Sources:
     lakes = [LakePath(f"file://{path}") for path in (root, *others)]
-    return Sources(cluster, queues, lambda: (lakes, ()), application, RESOURCE_MANAGER, clock)
+    pages = ManagerPages(
+        lambda application_id: f"{RESOURCE_MANAGER}/cluster/app/{application_id}",
+        f"{RESOURCE_MANAGER}/cluster/scheduler",
+    )
+    return Sources(cluster, queues, lambda: (lakes, ()), application, pages, clock)
 
 
 def browser(

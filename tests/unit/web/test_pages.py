@@ -19,7 +19,7 @@ from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus
 from hopsgpu.cluster_managers.silent_runs import SilentRuns
 from hopsgpu.cluster_managers.yarn.application_state import application_state_of
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.yarn.manager import YarnManager
 from hopsgpu.core.queue_policy import Bound, QueueSnapshot, Ticket, TurnHolder, queue_tag
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.web import page_sources
@@ -563,7 +563,8 @@ def test_a_silent_run_is_lost_with_yarns_reason(root: Path) -> None:
     sources = sources_of(root)
     answers = {apps: {"apps": {"app": [app]}}, f"{apps}/{app['id']}": {"app": app}}
     with serving(answers) as daemon:
-        sources.silent = SilentRuns(ResourceManager((daemon.url,), (10.0, 30.0)))
+        setting = {"yarn.resourcemanager.webapp.address": daemon.address}.get
+        sources.silent = SilentRuns(YarnManager(setting, seconds=(10.0, 30.0)))
         with browser(sources) as client:
             told = words(of_run(client))
             listed = words(page(client, "/runs"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hopsgpu.cluster_managers.kind import ManagerKind
+from hopsgpu.cluster_managers.local_masters import is_local
 from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.cluster_managers.standalone.kind import Standalone
 from hopsgpu.cluster_managers.yarn.kind import Yarn
@@ -15,6 +16,7 @@ from hopsgpu.storage.spark_defaults import spark_defaults
 KINDS: tuple[ManagerKind, ...] = (Yarn(), Standalone())
 MASTER = "spark.master"
 LOCAL_MASTER = "local[*]"
+_YARN = "yarn"
 
 
 def kind_of(master: str | None) -> ManagerKind | None:
@@ -52,20 +54,31 @@ def default_master(requested: Mapping[str, str], environ: Mapping[str, str]) -> 
     named = spark_defaults(environ).get(MASTER)
     if kind_of(named) is not None:
         return named
-    return "yarn" if is_configured(environ) else named or LOCAL_MASTER
+    return _YARN if is_configured(environ) else named or LOCAL_MASTER
 
 
-def configured_manager(environ: Mapping[str, str], master: str | None = None) -> ClusterManager:
+def configured_manager(
+    environ: Mapping[str, str],
+    master: str | None = None,
+    seconds: tuple[float, float] | None = None,
+) -> ClusterManager:
     """Return a client of the cluster manager of a command without a session.
 
     Args:
         master: value of `spark.master`; by default that of a new session.
+        seconds: limits to connect to an address, and to be answered; None for defaults.
 
     Raises:
         ConfigError: the master is local or unknown, or a configuration is incomplete.
     """
     properties = dict(spark_defaults(environ))
-    if master is not None:
-        properties[MASTER] = master
-    properties[MASTER] = default_master(properties if master else {}, environ) or "yarn"
-    return required_kind(properties[MASTER]).connect(properties, environ)
+    properties[MASTER] = master or default_master({}, environ) or _YARN
+    if is_local(properties[MASTER]):
+        # Without a configuration, YARN says which one is missing.
+        properties[MASTER] = _YARN
+    return required_kind(properties[MASTER]).connect(properties, environ, seconds=seconds)
+
+
+def has_cluster(environ: Mapping[str, str]) -> bool:
+    """Return whether a new session would run on a cluster, and not on this machine."""
+    return kind_of(default_master({}, environ)) is not None

@@ -1,0 +1,1 @@
+"""A client of the web interface of Spark standalone masters."""
