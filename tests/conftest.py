@@ -20,6 +20,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
+from typing import Protocol
 from xml.etree import ElementTree
 
 import pytest
@@ -29,7 +30,10 @@ import hopsgpu
 from hopsgpu import devcluster
 from hopsgpu.backends.spark.pyspark_archives import VARIABLE as ARCHIVES
 from hopsgpu.backends.spark.pyspark_archives import with_bytecode
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
+from hopsgpu.cluster_managers.manager import ClusterManager
+from hopsgpu.cluster_managers.manager_table import configured_manager
+from hopsgpu.cluster_managers.yarn.manager import YarnManager
+from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.launcher import arguments
@@ -58,6 +62,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="give all workers one cluster: for tests that use its HDFS, and no daemons and GPUs",
     )
     parser.addoption("--record", action="store_true", help="store the results for their page")
+    parser.addoption(
+        "--standalone", action="store_true", help="on a standalone master in place of YARN"
+    )
     parser.addoption("--kerberos", action="store_true", help="on a Kerberized cluster, as alice")
     parser.addoption(
         "--begin-within",
@@ -72,6 +79,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="begin with the Nth test, counted round, and end with those before it",
     )
+
+
+class CountsGpus(Protocol):
+    """A cluster manager, or YARN's own client."""
+
+    def gpus(self) -> tuple[int, int]: ...
 
 
 class TritonFirst(MetaPathFinder):
@@ -113,6 +126,10 @@ def conf_of_cluster(tmpdir: str) -> dict[str, dict[str, object]]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("standalone"):
+        of_yarn = [item for item in items if item.get_closest_marker("yarn") is not None]
+        config.hook.pytest_deselected(items=of_yarn)
+        items[:] = [item for item in items if item not in of_yarn]
     # After others have chosen among them. Where time is short, each test has its turn to be early.
     begin = config.getoption("begin_at") % max(len(items), 1)
     items[:] = items[begin:] + items[:begin]
@@ -157,6 +174,12 @@ def kerberos(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
+def is_standalone(pytestconfig: pytest.Config) -> bool:
+    """Whether the cluster has a standalone master in place of YARN."""
+    return bool(pytestconfig.getoption("standalone"))
+
+
+@pytest.fixture(scope="session")
 def site_conf() -> Callable[[Path], dict[str, dict[str, object]]]:
     """Gives further properties of the cluster in a directory, by file."""
     return lambda directory: {}
@@ -168,6 +191,7 @@ def cluster_dir(
     own_tmpdir: Path,
     hadoop: str | None,
     kerberos: bool,
+    is_standalone: bool,
     site_conf: Callable[[Path], dict[str, dict[str, object]]],
 ) -> Iterator[Path]:
     shared = os.environ.get(ONE_CLUSTER)
@@ -175,6 +199,8 @@ def cluster_dir(
     conf = conf_of_cluster(shared or str(own_tmpdir))
     for file, properties in site_conf(directory).items():
         conf[file] = {**conf.get(file, {}), **properties}
+    if is_standalone:
+        conf.pop("yarn-site")
     if kerberos:
         keytab = Realm(ClusterLayout.at(directory).realm).keytab("alice")
         conf["spark-defaults"] = {
@@ -187,7 +213,12 @@ def cluster_dir(
     try:
         # Of workers that share it all wait for the one that is starting.
         devcluster.up(
-            directory, hadoop=hadoop, kerberos=kerberos or None, conf=conf, keep_classes=True
+            directory,
+            hadoop=hadoop,
+            kerberos=kerberos or None,
+            is_standalone=is_standalone or None,
+            conf=conf,
+            keep_classes=True,
         )
         yield directory
     finally:
@@ -231,8 +262,16 @@ def spark(cluster_env: dict[str, str]) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def manager(spark: SparkSession) -> ResourceManager:
-    return ResourceManager(web_addresses(spark.sparkContext._jsc.hadoopConfiguration().get))
+def manager(cluster_env: dict[str, str]) -> ClusterManager:
+    """The cluster manager of this session: YARN, or with --standalone a standalone master."""
+    return configured_manager(cluster_env)
+
+
+@pytest.fixture(scope="session")
+def resource_manager(manager: ClusterManager) -> ResourceManager:
+    """YARN's own client, for tests with the marker `yarn`."""
+    assert isinstance(manager, YarnManager)
+    return manager.resource_manager
 
 
 @pytest.fixture
@@ -276,13 +315,13 @@ def executors_of(spark: SparkSession) -> tuple[str, ...]:
     return tuple(str(ids.apply(index)) for index in range(ids.size()))
 
 
-def gpus_become(manager: ResourceManager, wanted: int, seconds: float = BACK_SECONDS) -> bool:
-    """Whether the ResourceManager counts so many GPUs in use within some seconds."""
+def gpus_become(manager: CountsGpus, wanted: int, seconds: float = BACK_SECONDS) -> bool:
+    """Whether the cluster manager counts so many GPUs in use within some seconds."""
     return until(lambda: manager.gpus()[0] == wanted, seconds)
 
 
 @pytest.fixture
-def gpus_back(manager: ResourceManager) -> Iterator[Callable[[], int]]:
+def gpus_back(manager: ClusterManager) -> Iterator[Callable[[], int]]:
     """Gives the count in use; at the end of the test it must be what it was before."""
     before = manager.gpus()[0]
     yield lambda: manager.gpus()[0]

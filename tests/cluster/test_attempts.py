@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.run_values import RunStatus
 from tests.bounds import HANG_SECONDS
@@ -53,7 +53,7 @@ def test_a_lost_executor_is_replaced_and_the_other_kept(
 
 @pytest.mark.soak
 def test_a_gpu_to_blame_gets_no_rank_in_the_next_attempt(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+    spark: SparkSession, manager: ClusterManager, gpus_back: Callable[[], int]
 ) -> None:
     def breaks() -> tuple[str, ...]:
         import torch

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.storage.lake import LakePath
 from tests.bounds import HANG_SECONDS
 from tests.in_ranks import who_and_where
@@ -71,7 +71,7 @@ def test_a_checkpoint_of_tensorflow_goes_on(
         check_that_it_goes_on(alone, example("checkpoint_tensorflow").train, 1)
 
 
-def test_a_gang_on_cpus_takes_no_gpu(gang: hopsgpu.Gang, manager: ResourceManager) -> None:
+def test_a_gang_on_cpus_takes_no_gpu(gang: hopsgpu.Gang, manager: ClusterManager) -> None:
     result = gang.launch(who_and_where, progress="off")
     assert [value[4] for value in result.values] == ["", ""]
     assert manager.gpus()[0] == 0

@@ -158,7 +158,7 @@ def tripping(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_script_launches_what_it_defines_and_its_failure_shows_its_own_frames_and_nothing_of_java(
     cluster_env: dict[str, str],
     tripping: Path,
-    manager: ResourceManager,
+    resource_manager: ResourceManager,
     gpus_back: Callable[[], int],
     tmp_path: Path,
 ) -> None:
@@ -191,7 +191,7 @@ def test_a_script_launches_what_it_defines_and_its_failure_shows_its_own_frames_
 
     def states() -> list[str]:
         """The states of the script's applications: of the start that failed, and of the other."""
-        apps = manager.ask("/ws/v1/cluster/apps")["apps"]["app"]
+        apps = resource_manager.ask("/ws/v1/cluster/apps")["apps"]["app"]
         return [app["state"] for app in apps if app["name"] == "console"]
 
     assert until(lambda: len(states()) > 1 and set(states()) <= {"FINISHED", "KILLED"}), states()

@@ -16,7 +16,7 @@ from pyspark.sql.functions import array_repeat, col, udf
 
 import hopsgpu
 from hopsgpu.artifacts.runs import RunStore
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.core.run_record import fields_of
 from hopsgpu.data.cache import default_budget
 from hopsgpu.launcher import arguments
@@ -74,7 +74,7 @@ def numbers(fail: bool = False) -> list[int]:
 class Watch(threading.Thread):
     """Counts GPUs in use, by the ResourceManager, while a run prepares its data."""
 
-    def __init__(self, run: Run, manager: ResourceManager) -> None:
+    def __init__(self, run: Run, manager: ClusterManager) -> None:
         super().__init__(daemon=True)
         self._run = run
         self._manager = manager
@@ -92,7 +92,7 @@ class Watch(threading.Thread):
 
 
 def test_a_dataframe_is_written_without_gpus_and_each_row_read_once(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: LakePath
+    spark: SparkSession, manager: ClusterManager, gpus_back: Callable[[], int], root: LakePath
 ) -> None:
     before = gpus_back()
     frame = spark.range(0, 100_003, 1, 4)
@@ -119,7 +119,7 @@ def test_a_dataframe_is_written_without_gpus_and_each_row_read_once(
 
 
 def test_fewer_rows_than_ranks_takes_no_gpu(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: LakePath
+    spark: SparkSession, manager: ClusterManager, gpus_back: Callable[[], int], root: LakePath
 ) -> None:
     run = hopsgpu.submit(numbers, workers=3, data=spark.range(2), progress="off")
     watch = Watch(run, manager)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import hopsgpu
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
@@ -72,7 +72,7 @@ def submitted(command: list[str], env: dict[str, str]) -> None:
 
 @pytest.mark.soak
 def test_a_whole_cluster_with_one_node_in_use(
-    cluster_env: dict[str, str], spark: Any, manager: ResourceManager
+    cluster_env: dict[str, str], spark: Any, manager: ClusterManager
 ) -> None:
     with hopsgpu.hold(workers=2, placement="pack", memory_per_worker="512m", progress="off"):
         assert until(lambda: any(node.used.gpus == 2 for node in manager.nodes()))

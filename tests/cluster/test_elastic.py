@@ -15,7 +15,7 @@ from optuna.distributions import FloatDistribution
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.core.run_values import RunStatus
 from tests.conftest import gpus_become, until
 from tests.in_ranks import lose_executors_of_one_node, train_epochs
@@ -118,7 +118,7 @@ def test_a_lost_executor_shrinks_it_another_lets_it_grow_and_each_row_is_trained
 
 
 def test_it_starts_with_what_is_free_grows_and_gives_way_to_a_gang_that_waits(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], tmp_path: Path
+    spark: SparkSession, manager: ClusterManager, gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:
     stop = tmp_path / "stop"
 

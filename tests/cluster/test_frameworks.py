@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.launcher import arguments
 from tests.cluster.test_launch import quiet
 from tests.conftest import gpus_become
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.soak
 
 
 @pytest.fixture(scope="module")
-def gang(spark: SparkSession, manager: ResourceManager) -> Iterator[hopsgpu.Gang]:
+def gang(spark: SparkSession, manager: ClusterManager) -> Iterator[hopsgpu.Gang]:
     """Two ranks, each of which sees its own GPU; they are back once the tests have used them."""
     before = manager.gpus()[0]
     with pytest.MonkeyPatch.context() as patch:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.backends import gang_request
 from hopsgpu.backends.spark.attachment import application_of
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.core.run_values import RunStatus
 from tests.conftest import gpus_become
 from tests.in_ranks import own_gpu
@@ -99,7 +99,7 @@ def forgetting(spark: SparkSession) -> Iterator[None]:
 @pytest.mark.soak
 def test_gpus_of_a_type_and_two_ranks_that_share_one(
     spark: SparkSession,
-    manager: ResourceManager,
+    manager: ClusterManager,
     gpus_back: Callable[[], int],
     cluster_dir: Path,
     forgetting: None,
@@ -137,7 +137,7 @@ def test_gpus_of_a_type_and_two_ranks_that_share_one(
 @pytest.mark.soak
 def test_a_gpu_of_another_type_gets_no_rank(
     spark: SparkSession,
-    manager: ResourceManager,
+    manager: ClusterManager,
     gpus_back: Callable[[], int],
     cluster_dir: Path,
     forgetting: None,

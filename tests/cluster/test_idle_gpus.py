@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.artifacts.runs import RunStore
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.core.run_record import fields_of
 from hopsgpu.storage.lake import LakePath
 from tests import idle_runs, nvml_standin
@@ -36,7 +36,7 @@ def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LakePath]:
 
 @pytest.mark.soak
 def test_what_gpus_were_lost_to_is_named_and_idle_ones_are_ended(
-    manager: ResourceManager, root: LakePath, gpus_back: Callable[[], int], tmp_path: Path
+    manager: ClusterManager, root: LakePath, gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:
     nvml = nvml_standin.install(tmp_path / "nvml")
     told = idle_runs.told_by_script(nvml, os.environ)

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu import devcluster
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 
@@ -57,7 +57,7 @@ def test_the_nodes_and_their_gpus(cluster_env: dict[str, str]) -> None:
 
 def test_who_has_them_and_since_when_and_spread_puts_one_rank_on_each_node(
     spark: SparkSession,
-    manager: ResourceManager,
+    manager: ClusterManager,
     cluster_env: dict[str, str],
     gpus_back: Callable[[], int],
 ) -> None:

@@ -22,7 +22,7 @@ from hopsgpu.artifacts.checkpoints import Checkpoints, complete_shards
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.run_logs import RankLog, log_sizes
 from hopsgpu.artifacts.runs import RunStore
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.storage.lake import LakePath
 from tests.bounds import HANG_SECONDS
 from tests.cluster.test_records import call, steps_of
@@ -100,7 +100,7 @@ def root(hdfs_url: str) -> Iterator[LakePath]:
 
 @pytest.fixture(scope="module")
 def killed(
-    manager: ResourceManager, root: LakePath, tmp_path_factory: pytest.TempPathFactory
+    manager: ClusterManager, root: LakePath, tmp_path_factory: pytest.TempPathFactory
 ) -> Killed:
     """It had a run and a search, and was about to have published a model; its GPUs are back."""
     before, store = manager.gpus()[0], RunStore(root.url)
@@ -137,7 +137,7 @@ def killed(
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()
     application = store.record(found[0]).application
-    assert until(lambda: manager.application_state(application).has_ended)
+    assert until(lambda: manager.end_of(application))
     assert gpus_become(manager, before, HANG_SECONDS)
     return Killed(found[0], trials)
 

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.backends.spark.attachment import application_of
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.linux import comm
 from hopsgpu.storage.lake import LakePath
 from tests.bounds import HANG_SECONDS
@@ -33,7 +33,7 @@ quiet = functools.partial(hopsgpu.launch, progress="off")
 
 
 def test_values_of_all_ranks_their_environment_and_their_gpus_and_what_a_person_reads_of_it(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], tmp_path: Path
+    spark: SparkSession, manager: ClusterManager, gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:
     """All GPUs are in use during the run, and back after it."""
     seen: list[hopsgpu.types.RunStatus] = []
@@ -116,7 +116,7 @@ def hopsgpu_runs(*words: str) -> str:
 
 
 def test_gpus_are_back_after_an_exception_and_the_application_lives_with_its_etl(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], tmp_path: Path
+    spark: SparkSession, manager: ClusterManager, gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:
     """ETL that runs beside the launch is neither refused nor run twice."""
     stop = threading.Event()
@@ -265,7 +265,7 @@ def test_a_place_for_runs_that_is_none_is_refused(
         hopsgpu.submit(os.getpid)
 
 
-def test_plan_says_what_would_be_asked_for(spark: SparkSession, manager: ResourceManager) -> None:
+def test_plan_says_what_would_be_asked_for(spark: SparkSession, manager: ClusterManager) -> None:
     planned = hopsgpu.plan(os.getpid, workers=3, memory_per_worker="2g", model="net")
     assert (planned.executors, planned.ranks_per_executor, planned.queue) == (3, 1, "root.default")
     # Nodes of 7 cores and 2 GPUs: 7 // 2 - 1 for each GPU.

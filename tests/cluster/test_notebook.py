@@ -12,7 +12,7 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become, until
 
@@ -81,7 +81,7 @@ def run_cell(client: BlockingKernelClient, code: str) -> str:
 @pytest.mark.soak
 def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
     kernel: tuple[KernelManager, BlockingKernelClient],
-    manager: ResourceManager,
+    manager: ClusterManager,
     gpus_back: Callable[[], int],
 ) -> None:
     kernels, client = kernel

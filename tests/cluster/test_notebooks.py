@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from tests.bounds import HANG_SECONDS
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
@@ -71,7 +71,7 @@ def test_each_notebook_is_run() -> None:
 @pytest.mark.parametrize("names", TOGETHER, ids="-".join)
 def test_notebooks(
     names: Sequence[str],
-    manager: ResourceManager,
+    manager: ClusterManager,
     gpus_back: Callable[[], int],
     tmp_path: Path,
 ) -> None:

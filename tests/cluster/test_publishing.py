@@ -20,7 +20,7 @@ from hopsgpu import devcluster
 from hopsgpu.artifacts import publication
 from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.artifacts.models import ModelVersion
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.yarn.manager import YarnManager
 from hopsgpu.devcluster.layout import DATANODE
 from hopsgpu.linux import comm
 from hopsgpu.runs.run import Run
@@ -39,6 +39,9 @@ pytestmark = pytest.mark.usefixtures("nothing_warmed")
 quiet = functools.partial(hopsgpu.launch, progress="off")
 MIB = 2**20
 
+# The containers of a gang are those of a priority.
+pytestmark = pytest.mark.yarn
+
 
 @pytest.fixture(autouse=True)
 def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LakePath]:
@@ -49,20 +52,20 @@ def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LakePath]:
     lake.remove()
 
 
-def gang_containers(manager: ResourceManager, application: str) -> set[str]:
+def gang_containers(manager: YarnManager, application: str) -> set[str]:
     """An application's containers but those under the default profile, the master's and ETL's."""
-    attempts = manager.ask(f"/ws/v1/cluster/apps/{application}/appattempts")
+    attempts = manager.resource_manager.ask(f"/ws/v1/cluster/apps/{application}/appattempts")
     attempt = attempts["appAttempts"]["appAttempt"][-1]["appAttemptId"]
-    listed = manager.ask(f"/ws/v1/cluster/apps/{application}/appattempts/{attempt}/containers")
+    listed = manager.resource_manager.ask(
+        f"/ws/v1/cluster/apps/{application}/appattempts/{attempt}/containers"
+    )
     return {c["containerId"] for c in listed["container"] if int(c["priority"]) > 0}
 
 
 class Watch(threading.Thread):
     """Looks again and again how many containers and GPUs a gang has once its upload has begun."""
 
-    def __init__(
-        self, run: Run, staging: LakePath, manager: ResourceManager, application: str
-    ) -> None:
+    def __init__(self, run: Run, staging: LakePath, manager: YarnManager, application: str) -> None:
         super().__init__(daemon=True)
         self._run = run
         self._staging = staging
@@ -89,7 +92,7 @@ class Watch(threading.Thread):
 
 def test_a_sharded_model_is_one_version_and_who_left_nothing_goes_before_the_upload(
     spark: SparkSession,
-    manager: ResourceManager,
+    manager: YarnManager,
     gpus_back: Callable[[], int],
     root: LakePath,
     monkeypatch: pytest.MonkeyPatch,
@@ -143,7 +146,7 @@ def test_a_sharded_model_is_one_version_and_who_left_nothing_goes_before_the_upl
 
 @pytest.mark.soak
 def test_on_a_held_gang_nobody_goes_whatever_comes_of_its_launches(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: LakePath
+    spark: SparkSession, manager: YarnManager, gpus_back: Callable[[], int], root: LakePath
 ) -> None:
     models = root / "models"
     with hopsgpu.hold(workers=2, progress="off") as gang:
@@ -194,7 +197,7 @@ def test_on_a_held_gang_nobody_goes_whatever_comes_of_its_launches(
 
 
 def test_what_cannot_be_published_fails_before_any_gpu_is_asked_for(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: LakePath
+    spark: SparkSession, manager: YarnManager, gpus_back: Callable[[], int], root: LakePath
 ) -> None:
     root.make()
     (root / "models").write(b"in the way")
@@ -209,7 +212,7 @@ def test_what_cannot_be_published_fails_before_any_gpu_is_asked_for(
         quiet(os.getpid, model="_x")
 
 
-def executor_of_a_gang(manager: ResourceManager, application: str, rank: int | None = None) -> int:
+def executor_of_a_gang(manager: YarnManager, application: str, rank: int | None = None) -> int:
     """Pid of an executor of an application's gang on this machine, and not of one for ETL.
 
     Where the pid of a rank is given, it is this one's executor.
@@ -252,7 +255,7 @@ def frozen_daemon(cluster: Path, name: str) -> Iterator[None]:
 def test_an_upload_that_ends_early_leaves_no_version_and_no_gpu(
     way: str,
     spark: SparkSession,
-    manager: ResourceManager,
+    manager: YarnManager,
     gpus_back: Callable[[], int],
     root: LakePath,
     cluster_dir: Path,
@@ -293,7 +296,7 @@ def test_an_upload_that_ends_early_leaves_no_version_and_no_gpu(
 @pytest.mark.soak
 def test_an_elastic_gang_that_lost_what_it_published_trains_again_from_its_checkpoint(
     spark: SparkSession,
-    manager: ResourceManager,
+    manager: YarnManager,
     gpus_back: Callable[[], int],
     root: LakePath,
     cluster_dir: Path,

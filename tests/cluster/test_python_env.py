@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env import commands
 from hopsgpu.storage.lake import LakePath
@@ -61,7 +61,7 @@ def test_packages_go_before_those_of_the_executors(
 
 
 def test_what_cannot_be_installed_asks_for_no_gpu(
-    spark: SparkSession, manager: ResourceManager, packages: list[str]
+    spark: SparkSession, manager: ClusterManager, packages: list[str]
 ) -> None:
     asked_for = []
     with pytest.raises(ConfigError, match=r"(?s)pip install failed.*No matching distribution"):

@@ -24,7 +24,7 @@ import hopsgpu
 from hopsgpu.agent.addresses import interface_addresses
 from hopsgpu.agent.fork_servers import MAX_SERVERS
 from hopsgpu.attempts.rank_call import script_name
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.linux import parent_of
 from hopsgpu.storage.lake import LakePath
@@ -47,7 +47,7 @@ WORKERS = 2
 
 
 @pytest.fixture(scope="module")
-def gang(spark: SparkSession, manager: ResourceManager) -> Iterator[hopsgpu.Gang]:
+def gang(spark: SparkSession, manager: ClusterManager) -> Iterator[hopsgpu.Gang]:
     """Two ranks of one core, with torch imported ahead; their GPUs are back after all tests."""
     before = manager.gpus()[0]
     with hopsgpu.hold(workers=WORKERS, cores_per_worker=1, progress="off") as held:

@@ -18,7 +18,7 @@ import hopsgpu
 from hopsgpu import ModelStore
 from hopsgpu.artifacts.kept_files import read_kept
 from hopsgpu.artifacts.runs import RunStore
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake_root import default_root
 from tests.bounds import HANG_SECONDS
@@ -109,7 +109,7 @@ def run_id_in(text: str) -> str:
 
 
 def test_scripts_give_the_losses_that_torchrun_gives(
-    env: dict[str, str], root: str, manager: ResourceManager, tmp_path: Path
+    env: dict[str, str], root: str, manager: ClusterManager, tmp_path: Path
 ) -> None:
     before = manager.gpus()[0]
     ddp, hydra_app = copy_of("ddp", tmp_path), copy_of("hydra_app", tmp_path)
@@ -147,7 +147,7 @@ def test_a_script_continues_from_its_snapshot_after_the_loss_of_an_executor(
     env: dict[str, str],
     root: str,
     cluster_dir: Path,
-    manager: ResourceManager,
+    manager: ClusterManager,
     tmp_path: Path,
 ) -> None:
     before, others = manager.gpus()[0], executor_jvms(cluster_dir)

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.backends.spark.attachment import application_of
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.core.run_record import parse
 from hopsgpu.storage.lake import LakePath
 from tests.bounds import HANG_SECONDS
@@ -86,7 +86,7 @@ def waits_for_a_word(batch: Batch, directory: str) -> Batch:
 @pytest.mark.soak
 def test_starts_on_the_first_gpu_grows_with_the_others_and_gives_each_back(
     spark: SparkSession,
-    manager: ResourceManager,
+    manager: ClusterManager,
     gpus_back: Callable[[], int],
     nothing_warmed: None,
     table: str,
@@ -245,7 +245,7 @@ def mended(batch: Batch) -> Batch:
 def test_a_score_whose_driver_was_killed_is_resumed_and_shows_nothing_before(
     spark: SparkSession,
     cluster_env: dict[str, str],
-    manager: ResourceManager,
+    manager: ClusterManager,
     gpus_back: Callable[[], int],
     table: str,
 ) -> None:

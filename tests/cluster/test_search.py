@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.backends.spark.attachment import application_of
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.core.run_record import parse
 from hopsgpu.storage.lake import LakePath
 from tests.bounds import HANG_SECONDS
@@ -68,7 +68,7 @@ def waits_for_a_word(directory: str, x: float) -> float:
 
 def test_starts_on_the_first_gpu_grows_with_the_others_and_shrinks_at_its_tail(
     spark: SparkSession,
-    manager: ResourceManager,
+    manager: ClusterManager,
     gpus_back: Callable[[], int],
     nothing_warmed: None,
     tmp_path: Path,
@@ -320,7 +320,7 @@ BROKEN = """
 
 @pytest.mark.soak
 def test_an_executor_that_yarn_granted_too_many_gives_its_gpu_back(
-    spark: SparkSession, manager: ResourceManager, tmp_path: Path
+    spark: SparkSession, manager: ClusterManager, tmp_path: Path
 ) -> None:
     """Long before Spark's idle timeout, which is a minute."""
     watched = Watched()
@@ -360,7 +360,7 @@ def test_an_executor_that_yarn_granted_too_many_gives_its_gpu_back(
 
 @pytest.mark.soak
 def test_a_search_whose_executors_end_before_they_come_says_so_and_ends(
-    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
+    cluster_env: dict[str, str], manager: ClusterManager, gpus_back: Callable[[], int]
 ) -> None:
     driver = start_script(cluster_env, BROKEN)
     try:

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.in_ranks import counts
@@ -68,7 +68,7 @@ def address_of(client: httpx2.Client, run: hopsgpu.Run) -> str:
 @pytest.mark.soak
 def test_the_pages_are_what_yarn_and_the_lake_say_and_cancel_a_run(
     spark: SparkSession,
-    manager: ResourceManager,
+    manager: ClusterManager,
     browser: httpx2.Client,
     gpus_back: Callable[[], int],
 ) -> None:

@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu import devcluster
 from hopsgpu.artifacts.runs import RunStore
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.devcluster.layout import DATANODE, NAMENODE, ClusterLayout
 from hopsgpu.linux import comm
 from hopsgpu.storage.lake import LakePath
@@ -100,7 +100,7 @@ class Case:
     """What a launch runs on, and the launch once it has begun."""
 
     cluster: Path
-    manager: ResourceManager
+    manager: ClusterManager
     spark: SparkSession
     root: LakePath
     begun: Launch | None = None
@@ -359,7 +359,7 @@ def _libfaketime() -> str:
     return str(found[0])
 
 
-def _clock_of(manager: ResourceManager, host: str) -> float:
+def _clock_of(manager: ClusterManager, host: str) -> float:
     """Return how far a NodeManager's clock was ahead of ours at its last report."""
     nodes = manager.ask("/ws/v1/cluster/nodes")["nodes"]["node"]
     (reported,) = (one["lastHealthUpdate"] for one in nodes if one["nodeHostName"] == host)

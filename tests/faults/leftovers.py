@@ -6,7 +6,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.gpu.node.leases import read_leases
 from hopsgpu.storage.lake import LakePath
 from tests.conftest import until
@@ -52,7 +52,7 @@ class Leftovers:
     """
 
     def __init__(
-        self, cluster: Path, manager: ResourceManager, root: LakePath, application: str
+        self, cluster: Path, manager: ClusterManager, root: LakePath, application: str
     ) -> None:
         self._cluster = cluster
         self._manager = manager

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from hopsgpu import devcluster
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.storage.lake import LakePath
 from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become, until
@@ -64,7 +64,7 @@ def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[LakePath]:
 
 
 @pytest.fixture
-def whole_cluster(cluster_dir: Path, manager: ResourceManager) -> None:
+def whole_cluster(cluster_dir: Path, manager: ClusterManager) -> None:
     """The cluster is whole and idle, whatever the case before has left."""
     if not devcluster.status(cluster_dir).healthy:
         devcluster.up(cluster_dir, say=lambda _: None)
@@ -79,7 +79,7 @@ def test_fault(
     whole_cluster: None,
     cluster_dir: Path,
     cluster_env: dict[str, str],
-    manager: ResourceManager,
+    manager: ClusterManager,
     spark: SparkSession,
     root: LakePath,
     tmp_path: Path,

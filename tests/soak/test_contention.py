@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.cluster_managers.shortage import Shortage
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.core.queue_policy import Bound
 from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become, until
@@ -20,7 +20,7 @@ from tests.contention import CONTENDER, both_finish, start_script
 
 
 def test_two_applications_that_want_more_than_there_is_both_finish(
-    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
+    cluster_env: dict[str, str], manager: ClusterManager, gpus_back: Callable[[], int]
 ) -> None:
     """Twice; tests/cluster/test_submit.py has two that want all there is."""
     both_finish(cluster_env, workers=3, launches=2)
@@ -41,7 +41,7 @@ def test_many_launches_of_all_sizes_in_one_application_all_finish(
 def test_whoever_crashes_while_it_asks_stops_nobody(
     cluster_env: dict[str, str],
     spark: SparkSession,
-    manager: ResourceManager,
+    manager: ClusterManager,
     gpus_back: Callable[[], int],
 ) -> None:
     queue = application_of(spark).gang_queue_dir
@@ -61,7 +61,7 @@ def test_whoever_crashes_while_it_asks_stops_nobody(
 def test_a_foreign_application_only_makes_it_wait(
     cluster_env: dict[str, str],
     spark: SparkSession,
-    manager: ResourceManager,
+    manager: ClusterManager,
     gpus_back: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

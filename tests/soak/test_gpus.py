@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from hopsgpu import devcluster
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.contention import start_script
@@ -82,7 +82,7 @@ LAUNCHES = f"""
 
 def test_four_executors_get_four_gpus_again_and_again_across_kills(
     cluster_env: dict[str, str],
-    manager: ResourceManager,
+    manager: ClusterManager,
     gpus_back: Callable[[], int],
     tmp_path: Path,
 ) -> None:

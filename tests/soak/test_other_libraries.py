@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import hopsgpu
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from tests.conftest import EXAMPLES, gpus_become
 
 Example = Callable[[str], ModuleType]
@@ -24,7 +24,7 @@ quiet = functools.partial(hopsgpu.launch, progress="off")
 
 
 @pytest.fixture(scope="module")
-def gang(spark: SparkSession, manager: ResourceManager) -> Iterator[hopsgpu.Gang]:
+def gang(spark: SparkSession, manager: ClusterManager) -> Iterator[hopsgpu.Gang]:
     """Two ranks, in two containers; their GPUs are back once all tests have used them."""
     before = manager.gpus()[0]
     with hopsgpu.hold(workers=2, cores_per_worker=1, progress="off") as held:

@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.cli.main import main
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.core.gang import GangState
 from hopsgpu.storage.lake import LakePath
 from tests.bounds import HANG_SECONDS
@@ -229,7 +229,7 @@ def sums_by(found: list[tuple[Mapping[str, str], float]], *names: str) -> dict[A
 @pytest.mark.usefixtures("nothing_warmed")
 def test_queries_give_the_numbers_of_the_resource_manager(
     spark: SparkSession,
-    manager: ResourceManager,
+    manager: ClusterManager,
     cluster_env: dict[str, str],
     gpus_back: Callable[[], int],
     tmp_path: Path,

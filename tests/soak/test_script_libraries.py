@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.artifacts.runs import RunStore
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.storage.lake_root import default_root
 from tests.cluster.test_run import (
     SMALL,
@@ -89,7 +89,7 @@ def printed(text: str) -> list[str]:
 )
 def test_the_losses_are_those_of_torchrun(
     env: Env,
-    manager: ResourceManager,
+    manager: ClusterManager,
     project: Path,
     arguments: tuple[str, ...],
     variables: dict[str, str],
@@ -163,7 +163,7 @@ def test_frameworks_without_a_process_group(env: Env, project: Path) -> None:
 
 
 def test_an_elastic_gang_grows_when_a_snapshot_is_on_the_lake(
-    env: Env, manager: ResourceManager, tmp_path: Path
+    env: Env, manager: ClusterManager, tmp_path: Path
 ) -> None:
     ddp, epochs = copy_of("ddp", tmp_path), 40
     (ddp / "wait.py").write_text(

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.attachment import application_of
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from tests.bounds import HANG_SECONDS
 from tests.conftest import gone, gpus_become, until
 from tests.processes import processes_of
@@ -79,7 +79,7 @@ def launch_once(met: Path, how: str, workers: int, wait: float) -> None:
 
 def test_many_launches_with_failures_leave_nothing(
     spark: SparkSession,
-    manager: ResourceManager,
+    manager: ClusterManager,
     gpus_back: Callable[[], int],
     cluster_dir: Path,
     tmp_path: Path,
@@ -159,7 +159,7 @@ def child_of(pid: int) -> int:
 )
 def test_a_driver_that_is_ended_gives_its_gpus_back(
     cluster_env: dict[str, str],
-    manager: ResourceManager,
+    manager: ClusterManager,
     gpus_back: Callable[[], int],
     tmp_path: Path,
     number: signal.Signals,
