@@ -35,7 +35,7 @@ _NAMES = {
     "core.usage_report": "Usage UsageRow",
     "scoring.score_results": "ScoreResult",
     "tuning.search_results": "AblationResult SearchResult",
-    "yarn.cluster_gpus": "ClusterGpus GpuNode GpuQueue GpuType GpuUser",
+    "cluster_managers.cluster_gpus": "ClusterGpus GpuNode GpuQueue GpuType GpuUser",
 }
 _HOMES = {name: f"hopsgpu.{home}" for home, names in _NAMES.items() for name in names.split()}
 

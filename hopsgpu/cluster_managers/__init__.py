@@ -1,1 +1,1 @@
-"""What cluster managers report, behind one interface, and what it means for gangs and GPUs."""
+"""Reports of cluster managers, behind one interface, and their meaning for gangs and GPUs."""

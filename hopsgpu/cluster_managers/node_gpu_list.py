@@ -1,4 +1,4 @@
-"""What the GPUs of nodes are: product, memory and driver."""
+"""The GPUs of nodes: product, memory and driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class NodeGpu:
     """A GPU of a node, or a MIG device that the cluster manager counts as a GPU.
 
-    What is not reported is "", or None.
+    A value that is not reported is "", or None.
 
     Attributes:
         minor: minor number of the device file; a MIG device has that of its GPU.

@@ -121,7 +121,8 @@ def _queue(
     )
     needed = dict(zip(_NAMES, container.parts, strict=True))[name] * executors
     if queue.is_setting:
-        text = f"{queue.path} allows at most {_count_text(most, name)}, {used} {_are(used)} in use"
+        text = f"the setting {queue.path} allows at most {_count_text(most, name)}"
+        text = f"{text}, {used} {_are(used)} in use"
         text = text if spare <= 0 else f"{text}, {needed} {_are(needed)} needed"
     elif spare <= 0:
         text = f"queue {queue.path} is at its limit ({used} of {_count_text(most, name)} in use)"

@@ -1,4 +1,4 @@
-"""A small HTTP server that stands in for Hadoop's daemons."""
+"""A small HTTP server that stands in for daemons of Hadoop and Spark."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Daemon:
     """What it serves, and what it was asked.
 
     Attributes:
-        answers: path without query → JSON value, (status, text), or a function that waits and gives
-            one.
+        answers: path with or without query → JSON value, (status, text), or a function that waits
+            and gives one.
         token: what "Authorization: Negotiate" must bring; None where anybody is served.
         asked: paths with their queries, in the order in which they came.
         tokens: what came as Authorization, None where nothing did.
@@ -87,7 +87,8 @@ def serving(
             if daemon.token is not None and given != f"Negotiate {daemon.token}":
                 self._reply(401, "who are you?", {"WWW-Authenticate": "Negotiate"})
                 return
-            answer = daemon.answers.get(self.path.partition("?")[0], (404, "no such thing"))
+            path = self.path if self.path in daemon.answers else self.path.partition("?")[0]
+            answer = daemon.answers.get(path, (404, "no such thing"))
             if isinstance(answer, Callable):  # type: ignore[arg-type]
                 answer = answer()
             if isinstance(answer, tuple):

@@ -43,6 +43,7 @@ EXEMPT = {
     "backends/spark/package_archive.py": INSTALLED,
     "backends/spark/pyspark_archives.py": OWN,
     "backends/spark/spark_versions.py": INSTALLED,
+    "cluster_managers/yarn/node_manager.py": CONFIGURATION,
     "core/own_log.py": OWN,
     "devcluster/": OWN,
     "doctor/facts.py": NO_FILE,
@@ -65,7 +66,6 @@ EXEMPT = {
     "storage/kerberos.py": CONFIGURATION,
     "storage/spark_defaults.py": CONFIGURATION,
     "storage/umask.py": KERNEL,
-    "yarn/node_manager.py": CONFIGURATION,
 }
 
 

@@ -111,18 +111,22 @@ def read_page(html: str, gpu_resource: str) -> ApplicationPage | None:
         id=page.facts["ID"],
         state=page.facts.get("State", ""),
         executors=tuple(
-            _executor(dict(zip(table.headers, row, strict=False)), gpu_resource)
-            for table in tables
-            for row in table.rows
+            _executor(_cells(table, row), gpu_resource) for table in tables for row in table.rows
         ),
         limit=None if limit[1] == "Unlimited" else int(limit[1]),
         granted=int(limit[2]),
     )
 
 
+def _cells(table: _Table, row: list[str]) -> dict[str, str]:
+    if len(row) != len(table.headers):
+        raise ValueError(
+            f"a row of its table of executors has {len(row)} cells for {len(table.headers)} columns"
+        )
+    return dict(zip(table.headers, row, strict=True))
+
+
 def _executor(cells: Mapping[str, str], gpu_resource: str) -> ListedExecutor:
-    if missing := [column for column in _COLUMNS if column not in cells]:
-        raise ValueError(f"a row of its table of executors has no cell {missing[0]}")
     addresses = dict(_RESOURCE.findall(cells["Resources"])).get(gpu_resource, "")
     return ListedExecutor(
         id=str(_number(cells, "ExecutorID")),

@@ -108,12 +108,12 @@ class StandaloneManager(ClusterManager):
             HopsGpuError: there is no answer, or the application is not active.
         """
         state = self._client.state()
-        own = _active(state, application_id)
-        if own is None:
+        ours = _active(state, application_id)
+        if ours is None:
             raise HopsGpuError(self._explain_absence(state, application_id))
         problems: list[str] = []
         pages = self._pages_of(state, application_id, problems)
-        return self._snapshot(state, user, pages, own, tuple(problems))
+        return self._snapshot(state, user, pages, ours, tuple(problems))
 
     def overview(self, user: str) -> Overview:
         """Return the nodes and applications; there are no queues, but a snapshot without one."""
@@ -197,7 +197,7 @@ class StandaloneManager(ClusterManager):
         state = self._client.state()
         if _active(state, application_id) is not None:
             return ""
-        return f"{self._completed(state, application_id).state}: (the master knows no reason)"
+        return f"{self._find_ended(state, application_id).state}: (the master knows no reason)"
 
     def report(self, application_id: str) -> ApplicationReport | None:
         if not APPLICATION.fullmatch(application_id):
@@ -206,7 +206,7 @@ class StandaloneManager(ClusterManager):
         application = _active(state, application_id)
         if application is not None:
             return _report_of(application, has_ended=False)
-        return _report_of(self._completed(state, application_id), has_ended=True)
+        return _report_of(self._find_ended(state, application_id), has_ended=True)
 
     def ended_since(self, time: float) -> Mapping[str, ApplicationReport]:
         return {
@@ -221,7 +221,7 @@ class StandaloneManager(ClusterManager):
             self._hosts = {node.id: node.host for node in self.nodes()}
         return {worker: self._hosts.get(worker, worker) for worker in workers}
 
-    def _completed(self, state: MasterState, application_id: str) -> ListedApplication:
+    def _find_ended(self, state: MasterState, application_id: str) -> ListedApplication:
         for application in state.completed:
             if application.id == application_id:
                 return application
@@ -243,7 +243,7 @@ class StandaloneManager(ClusterManager):
         state: MasterState,
         user: str,
         pages: Mapping[str, ApplicationPage],
-        own: ListedApplication | None,
+        ours: ListedApplication | None,
         problems: tuple[str, ...],
     ) -> Snapshot:
         applications = tuple(_app(listed, pages.get(listed.id)) for listed in state.active)
@@ -251,19 +251,19 @@ class StandaloneManager(ClusterManager):
         largest = NOTHING
         for size in running:
             largest = largest.max_with(size)
-        limit = _UNLIMITED if self._max_cores is None or own is None else self._max_cores
+        limit = _UNLIMITED if self._max_cores is None or ours is None else self._max_cores
         bound = Queue(
             path=MAX_CORES,
             state="RUNNING",
             is_leaf=True,
             maximum=Amount(_UNLIMITED, limit, _UNLIMITED),
             guaranteed=NOTHING,
-            used=Amount(0, own.cores if own is not None else 0, 0),
+            used=Amount(0, ours.cores if ours is not None else 0, 0),
             largest=largest,
             is_setting=True,
         )
         return Snapshot(
-            application_id=own.id if own is not None else "",
+            application_id=ours.id if ours is not None else "",
             partition="",
             nodes=state.nodes,
             queues=(bound,),
@@ -273,13 +273,13 @@ class StandaloneManager(ClusterManager):
         )
 
     def _pages_of(
-        self, state: MasterState, own_id: str, problems: list[str]
+        self, state: MasterState, our_id: str, problems: list[str]
     ) -> dict[str, ApplicationPage]:
         """Return the pages of applications by ID, as far as they can have GPUs."""
         if not any(node.used.gpus for node in state.nodes):
             return {}
         able = [application for application in state.active if application.cores]
-        able.sort(key=lambda a: (a.id != own_id, not a.requests_gpus, -a.cores, a.id))
+        able.sort(key=lambda a: (a.id != our_id, not a.has_gpu_request, -a.cores, a.id))
         pages: dict[str, ApplicationPage] = {}
         unread: list[str] = []
 

@@ -31,7 +31,7 @@ class ListedApplication:
         started: in seconds since the epoch.
         ended: in seconds since the epoch; the present for one that runs.
         cores: number of cores of its executors.
-        requests_gpus: whether its default executors request GPUs; those of profiles are not listed.
+        has_gpu_request: whether its default executors request GPUs; others are not listed.
     """
 
     id: str
@@ -41,12 +41,12 @@ class ListedApplication:
     started: float
     ended: float
     cores: int
-    requests_gpus: bool
+    has_gpu_request: bool
 
 
 @dataclass(frozen=True)
 class MasterState:
-    """What a master reports.
+    """The report of a master.
 
     Attributes:
         status: ALIVE, STANDBY, RECOVERING or COMPLETING_RECOVERY.
@@ -137,7 +137,7 @@ def _application(app: Mapping[str, Any], where: str, gpu_resource: str) -> Liste
         started=started / 1000,
         ended=(started + _number(app, "duration", where)) / 1000,
         cores=_number(app, "cores", where),
-        requests_gpus=any(
+        has_gpu_request=any(
             isinstance(resource, Mapping) and resource.get("name") == gpu_resource
             for resource in requested
         ),
