@@ -20,7 +20,11 @@ from hopsgpu.cluster_managers.standalone.application_page import ApplicationPage
 from hopsgpu.cluster_managers.standalone.lost_workers import lost_worker
 from hopsgpu.cluster_managers.standalone.master_answers import ListedApplication, MasterState
 from hopsgpu.cluster_managers.standalone.master_client import SECONDS, MasterClient
-from hopsgpu.cluster_managers.standalone.master_url import cluster_of, master_web_addresses
+from hopsgpu.cluster_managers.standalone.master_url import (
+    GPU_RESOURCE,
+    cluster_of,
+    master_web_addresses,
+)
 from hopsgpu.cluster_managers.standalone.token_file import token_file_of
 from hopsgpu.core.container_ids import standalone_container
 from hopsgpu.core.run_record import ApplicationReport
@@ -60,7 +64,7 @@ class StandaloneManager(ClusterManager):
         master: str,
         addresses: tuple[str, ...],
         *,
-        gpu_resource: str = "gpu",
+        gpu_resource: str = GPU_RESOURCE,
         max_cores: int | None = None,
         token_file: Path | None = None,
         seconds: tuple[float, float] = SECONDS,
