@@ -75,10 +75,10 @@ MATRIX := $(CORNER) 3.5/3.5.0 4.0/3.4.3 4/3.3.6 4/3.5.0
 # PySpark 3.5 runs on no later one.
 PYTHON_OF_MATRIX ?= python3.11
 
-.PHONY: help install demo test unit soak screens faults gpu corner secure also-secure docker serving objects other-objects matrix bench check docs constraints newest one python java clean
+.PHONY: help install demo test standalone unit soak screens faults gpu corner secure also-secure docker serving objects other-objects matrix bench check docs constraints newest one python java clean
 
 help:
-	@echo "make demo | test | check | docs | soak | screens | faults | gpu | corner | secure | also-secure | docker | serving | objects | other-objects | matrix | bench | install | constraints | newest | clean"
+	@echo "make demo | test | standalone | check | docs | soak | screens | faults | gpu | corner | secure | also-secure | docker | serving | objects | other-objects | matrix | bench | install | constraints | newest | clean"
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -126,6 +126,10 @@ test: java $(VENV)/.installed-dev
 	  $(LIGHT_LONGEST) $(filter-out $(LIGHT_LONGEST),$(LIGHT))
 	$(BIN)/python -m pytest -m 'not soak' --durations=20 $(PARALLEL) \
 	  $(LONGEST) $(filter-out $(LONGEST),$(SPARK))
+
+# The acceptance that YARN has, by the same tests, on a standalone master.
+standalone: java $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m 'not soak' --standalone --durations=10 $(PARALLEL) $(ACCEPTANCE)
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/process

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hopsgpu.agent.rank_environment import package_path
+from hopsgpu.core.bounded_reads import read_file
 from hopsgpu.core.container_ids import standalone_container
 from hopsgpu.core.own_log import CONTAINER_LOGS
 from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
@@ -52,7 +53,8 @@ def enter_container(addresses: Sequence[str]) -> None:
         jvm = ancestor("java")
         if jvm is None:
             return
-        arguments = Path(f"/proc/{jvm}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        line = read_file(Path(f"/proc/{jvm}/cmdline"))
+        arguments = line.decode(errors="replace").split("\0")
         os.environ.update(variables_of(arguments, os.environ, Path.cwd()))
         _link_directories(Path.cwd(), Path(os.environ[SCRATCH]))
     if os.environ.get(SCRATCH) and addresses and not Path(CONTAINER_GPUS).exists():

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -209,8 +210,7 @@ def run(context: click.Context, /, script: str, arguments: tuple[str, ...], **op
             f"hopsgpu: {', '.join(ignored)}: ignored, because hopsgpu connects the ranks itself",
             is_error=True,
         )
-    names = ("deploy_mode", "queue", "name", "confs", "principal", "keytab", "python_envs", "image")
-    submission = {name: options.pop(name) for name in (*names, "detach", "proxy_user", "dry_run")}
+    submission = {field.name: options.pop(field.name) for field in fields(Submission)}
     job = job_of(script, arguments, submission["name"], options)
     if _mode(submission) == "cluster":
         _submit(job, Submission(**submission))
@@ -361,6 +361,8 @@ def _mode(submission: Mapping[str, Any]) -> str:
 def _run_here(job: ScriptJob, submission: Submission) -> None:
     from dataclasses import replace
 
+    from hopsgpu.backends.spark.submit_command import check_queue_option
+    from hopsgpu.cluster_managers.manager_table import default_master
     from hopsgpu.launcher.script_driver import plan_job, run_job
 
     if submission.proxy_user is not None:
@@ -369,6 +371,7 @@ def _run_here(job: ScriptJob, submission: Submission) -> None:
         os.environ[PROXY_USER] = submission.proxy_user
     conf = submission.properties()
     if submission.queue is not None:
+        check_queue_option(submission.queue, default_master(conf, os.environ))
         conf["spark.yarn.queue"] = submission.queue
     envs = submission.python_envs
     if envs:

@@ -117,8 +117,8 @@ def pack_program(target: Path) -> Path:
         target: a path whose name is that of the program, one of PROGRAMS.
     """
     _, module, main = PROGRAMS[target.name]
-    others = {other for _, other, _ in PROGRAMS.values()} - {module}
-    modules = node_modules("discovery_script", "leases", "lease_keeper", *others)
+    unneeded = {program_module for _, program_module, _ in PROGRAMS.values()} - {module}
+    modules = node_modules("discovery_script", "leases", "lease_keeper", *unneeded)
     with target.open("wb") as file:
         file.write(_SHEBANG.encode())
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:

@@ -20,6 +20,7 @@ PAGES = tuple(
             ROOT / "README.md",
             *(ROOT / "docs").glob("*.md"),
             ROOT / "spark-conf" / "README.md",
+            ROOT / "spark-scripts" / "README.md",
             ROOT / "yarn-scripts" / "README.md",
         ]
     )

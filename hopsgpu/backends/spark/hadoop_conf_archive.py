@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 from hopsgpu.agent.container_entry import HADOOP_CONF
 from hopsgpu.control.peer import AUTHORITIES, BUNDLE
+from hopsgpu.core.bounded_reads import read_file
 from hopsgpu.storage.hadoop_conf import HadoopConf, is_configured
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def ship_hadoop_conf(context: SparkContext, directory: str, environ: Mapping[str
         _add(tar, "core-site.xml", _to_xml(HadoopConf.load_hdfs(environ).all_values()))
         bundle = environ.get(BUNDLE)
         if bundle and Path(bundle).is_file():
-            _add(tar, AUTHORITIES, Path(bundle).read_bytes())
+            _add(tar, AUTHORITIES, read_file(Path(bundle)))
     context.addArchive(f"{archive}#{HADOOP_CONF}")
 
 

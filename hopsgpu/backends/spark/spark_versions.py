@@ -117,7 +117,7 @@ def is_python_supported(spark: str, python: str) -> bool:
 def driver_memory_overhead(spark: str, properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties by which a driver in YARN gets memory for its Python, at least 1 GiB.
 
-    Spark 4 has a property for the minimum, which is in `SESSION_DEFAULTS`. Spark 3.5 ignores that
+    Spark 4 has a property for the minimum, which sessions on YARN set. Spark 3.5 ignores that
     property and adds 10 % or 384 MiB, so the overhead is computed here unless the user has set it.
     """
     if release_of(spark) >= (4, 0) or _OVERHEAD in properties:

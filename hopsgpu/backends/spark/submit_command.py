@@ -114,8 +114,7 @@ def plan_submission(
             f"spark.master={master} runs on this machine only, and `hopsgpu submit` is for"
             f" clusters: remove it, or run `python {job.script}`"
         )
-    if job.queue is not None and master != _YARN:
-        raise ConfigError(f"--queue {job.queue}: only YARN has queues; leave it out on {master}")
+    check_queue_option(job.queue, master)
     check_session({**properties, ARCHIVES: f"#{ALIAS}"})
     words = ["--master", master, "--deploy-mode", mode]
     if job.name is not None:
@@ -126,6 +125,17 @@ def plan_submission(
     # An absolute path, so that the command line is the same in every directory.
     arguments = (*words, str(Path(job.script).absolute()), *job.arguments)
     return SubmitPlan(mode, properties.get(_QUEUE, "default"), properties, arguments)
+
+
+def check_queue_option(queue: str | None, master: str | None) -> None:
+    """Refuse a queue on a cluster manager that has none.
+
+    Raises:
+        ConfigError: the master is that of a cluster, and not YARN.
+    """
+    kind = kind_of(master)
+    if queue is not None and kind is not None and master != _YARN:
+        raise ConfigError(f"--queue {queue}: {kind.title} has no queues; leave it out")
 
 
 def _default_master(defaults: Mapping[str, str]) -> str:

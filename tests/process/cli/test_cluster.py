@@ -49,6 +49,8 @@ def test_the_environment_survives_a_shell(tmp_path: Path) -> None:
         (["up", "--nodes", "0"], "nodes must be an integer from 1 to 32, not 0"),
         (["up", "--gpus-per-node", "99"], "gpus_per_node must be an integer"),
         (["up", "--conf", "/none.yaml"], "cannot read /none.yaml"),
+        (["up", "--standalone", "--docker"], "leave out --standalone or --docker"),
+        (["up", "--master-ha"], "--standalone --master-ha"),
         (["env"], "no cluster runs in"),
     ],
 )
@@ -87,6 +89,8 @@ def test_options_reach_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "--docker",
         "--mig",
         "1g.10gb:7",
+        "--standalone",
+        "--master-ha",
         "--timeout",
         "600",
     ]
@@ -103,6 +107,7 @@ def test_options_reach_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     given |= {"simple_web": None, "token_lifetimes": (60.0, 300.0)}
     given |= {"https": True, "namenode_ha": True, "resourcemanager_ha": None, "preemption": True}
     given |= {"timeout": 600.0, "has_docker": True, "mig": "1g.10gb:7"}
+    given |= {"is_standalone": True, "has_master_ha": True}
     for _, options in calls:
         assert isinstance(options, dict) and options.pop("say")
     # Of what is not given, that of a cluster that runs is kept.

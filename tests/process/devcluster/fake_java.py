@@ -1,4 +1,4 @@
-"""A `java` that runs as each Hadoop daemon, of which it has only the answers that `up` asks for.
+"""A `java` that runs as each daemon, of which it has only the answers that `up` asks for.
 
 While a file DIRECTORY/../faults/DAEMON exists, the daemon does what the file says: "die", or "hang"
 until the file is removed.
@@ -42,11 +42,25 @@ def nodes(registered: Path) -> list[dict[str, object]]:
     ]
 
 
+def workers(registered: Path) -> list[dict[str, object]]:
+    return [
+        {
+            "host": node["nodeHostName"],
+            "state": "ALIVE",
+            "lastheartbeat": node["lastHealthUpdate"],
+            "resources": {"gpu": {"name": "gpu", "addresses": ["GPU-1"]}},
+        }
+        for node in nodes(registered)
+    ]
+
+
 def serve(address: str, registered: Path) -> None:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if "/jmx" in self.path:
                 answer: object = {"beans": [BEANS[self.path.rpartition("=")[2]]]}
+            elif self.path == "/json/":
+                answer = {"status": "ALIVE", "workers": workers(registered)}
             else:
                 answer = {"nodes": {"node": nodes(registered)}}
             self.reply(json.dumps(answer).encode())
@@ -81,6 +95,8 @@ def run_daemon(root: Path, daemon: str) -> None:
             for p in ElementTree.parse(file).iter("property")
         }
         serve(properties[name], registered)
+    if daemon == "master":
+        serve(f"127.0.0.1:{sys.argv[sys.argv.index('--webui-port') + 1]}", registered)
     (registered / daemon).touch()
     while True:
         time.sleep(60)

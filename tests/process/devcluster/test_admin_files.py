@@ -1,4 +1,4 @@
-"""What an administrator installs: spark-conf/ and yarn-scripts/."""
+"""What an administrator installs: spark-conf/, spark-scripts/ and yarn-scripts/."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_queues_come_to_a_whole(file: str, parts: int) -> None:
 
 
 def test_each_file_is_told_of() -> None:
-    for directory in (YARN, ROOT / "spark-conf"):
+    for directory in (YARN, ROOT / "spark-conf", ROOT / "spark-scripts"):
         told = (directory / "README.md").read_text()
         for file in directory.iterdir():
             assert file.name == "README.md" or f"`{file.name}`" in told, file
@@ -142,6 +142,22 @@ def test_the_development_cluster_is_made_of_them(tmp_path: Path) -> None:
     spark_conf = write_spark_conf(layout, state, Path("/spark"))
     client = spark_defaults({"SPARK_CONF_DIR": str(spark_conf)})
     assert read_properties(DEFAULTS).items() <= client.items()
+
+
+def test_a_standalone_cluster_is_made_of_them_too(tmp_path: Path) -> None:
+    layout = ClusterLayout(tmp_path)
+    spec = ClusterSpec(nodes=1, is_standalone=True)
+    ports = {name: 20000 + i for i, name in enumerate(port_names(spec.daemons))}
+    state = ClusterState(spec, "simulated", "/jdk", ports)
+    write_conf(layout, state, plan_gpus(tmp_path, 1, 2))
+    worker = read_properties(layout.spark_daemon_conf("node1"))
+    script = Path(worker["spark.worker.resource.gpu.discoveryScript"])
+    assert script.samefile(ROOT / "spark-scripts" / "worker-gpus")
+    client = spark_defaults({"SPARK_CONF_DIR": str(write_spark_conf(layout, state, Path("/s")))})
+    expected = {k: v for k, v in read_properties(DEFAULTS).items() if ".yarn." not in k}
+    assert expected.pop("spark.master") == "yarn"
+    assert expected.items() <= client.items()
+    assert not [name for name in client if name.startswith("spark.yarn.")]
 
 
 @pytest.mark.parametrize(

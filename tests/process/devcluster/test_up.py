@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.devcluster import down, up
+from hopsgpu.devcluster import down, status, up
 from hopsgpu.devcluster.daemons import members
 from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.state import load
@@ -59,10 +59,20 @@ def pids(directory: Path) -> dict[str, int]:
     return {daemon: process.pid for daemon, process in state.processes.items() if process.alive}
 
 
-def start(directory: Path, timeout: float | None = None) -> tuple[tuple[str, ...], str]:
+def start(
+    directory: Path, timeout: float | None = None, is_standalone: bool | None = None
+) -> tuple[tuple[str, ...], str]:
     """Return the daemons that an `up` started, and what it said."""
     lines: list[str] = []
-    info = up(directory, hadoop=HADOOP, nodes=1, gpus_per_node=1, timeout=timeout, say=lines.append)
+    info = up(
+        directory,
+        hadoop=HADOOP,
+        nodes=1,
+        gpus_per_node=1,
+        is_standalone=is_standalone,
+        timeout=timeout,
+        say=lines.append,
+    )
     return info.started, "\n".join(lines)
 
 
@@ -123,4 +133,34 @@ def test_an_up_continues_after_an_interrupted_one(directory: Path) -> None:
 
     fault.unlink()
     assert start(directory)[0] == ()
+    assert pids(directory) == running
+
+
+def test_a_standalone_cluster_starts_its_workers_after_the_master(directory: Path) -> None:
+    fault = make_fault(directory, "master", "hang")
+    with pytest.raises(ClusterError, match="within 2 s.*master to answer"):
+        start(directory, timeout=2, is_standalone=True)
+    running = pids(directory)
+    assert set(running) == {"namenode", "datanode", "master"}
+
+    fault.unlink()
+    started, said = start(directory)
+    assert started == ("node1",)
+    assert "Spark spark://127.0.0.1:" in said
+    assert pids(directory).items() > running.items()
+    seen = status(directory)
+    assert seen.healthy and seen.masters == {"master": "ALIVE"}
+    assert [(node.name, node.state, node.gpus) for node in seen.nodes] == [("node1", "ALIVE", 1)]
+
+    # A flag that is not given keeps the kind of the cluster.
+    assert start(directory)[0] == ()
+    with pytest.raises(ClusterError, match="preemption differ; .*a Spark Master"):
+        up(directory, preemption=True)
+
+
+def test_a_cluster_of_the_other_kind_is_refused(directory: Path) -> None:
+    start(directory)
+    running = pids(directory)
+    with pytest.raises(ClusterError, match=r"is_standalone differ; .*cluster down.*--dir"):
+        start(directory, is_standalone=True)
     assert pids(directory) == running

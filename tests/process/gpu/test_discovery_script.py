@@ -91,6 +91,38 @@ def test_each_executor_gets_other_gpus_and_exactly_its_amount(told: Node) -> Non
     assert sorted(first.gpus + second.gpus + third.gpus) == UUIDS[:4]
 
 
+def addresses_and_states(gpus: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(gpu["address"], gpu["state"]) for gpu in gpus]
+
+
+def test_gpus_that_a_standalone_master_assigned_are_leased(told: Node) -> None:
+    first = told.claiming([UUIDS[2], UUIDS[0]])
+    assert sorted(addresses_and_states(first.left)) == [
+        (UUIDS[0], "healthy"),
+        (UUIDS[2], "healthy"),
+    ]
+    # Another worker of the machine has assigned one of them, too.
+    second = told.claim([UUIDS[2], UUIDS[3]])
+    assert addresses_and_states(second) == [(UUIDS[2], "bad"), (UUIDS[3], "bad")]
+    assert f"{UUIDS[2]} is leased to another executor" in second[0]["reason"]
+    # As Spark's own script lists them, by number.
+    assert addresses_and_states(told.claim(["1"])) == [(UUIDS[1], "healthy")]
+    first.end()
+    assert until(lambda: addresses_and_states(told.claim([UUIDS[2]])) == [(UUIDS[2], "healthy")])
+
+
+def test_an_assigned_gpu_that_the_driver_does_not_list_is_bad(told: Node) -> None:
+    there, lost = told.claim([UUIDS[7], UUIDS[0]])
+    assert (there["address"], there["state"]) == (UUIDS[0], "healthy")
+    assert lost["state"] == "bad" and "does not list it" in lost["reason"]
+
+
+def test_without_a_driver_assigned_gpus_are_bad(node: Node) -> None:
+    node.play([gpu(0)], smi_fails="driver mismatch")
+    (lost,) = node.claim(["0"])
+    assert lost["state"] == "bad" and "driver mismatch" in lost["reason"]
+
+
 def test_eight_gpus(told: Node) -> None:
     told.play([gpu(number) for number in reversed(range(8))])
     assert told.start(8).gpus == UUIDS  # by PCI bus id

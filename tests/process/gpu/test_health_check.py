@@ -21,7 +21,8 @@ from tests.unit import discovery_standins as standins
 from tests.unit.discovery_standins import gpu
 from tests.unit.discovery_standins.node import no_real_driver, pythons
 
-INSTALLED = Path(__file__).resolve().parents[3] / "yarn-scripts" / "gpu-health-check"
+ROOT = Path(__file__).resolve().parents[3]
+INSTALLED = ROOT / "yarn-scripts" / "gpu-health-check"
 PYTHONS = pythons()
 LOST = 15
 WELL = [gpu(0), gpu(1)]
@@ -63,9 +64,9 @@ def errors(lines: list[str]) -> list[str]:
 
 
 def test_the_file_is_what_the_modules_are(tmp_path: Path) -> None:
-    """To write them: python -m hopsgpu.gpu.script_archive yarn-scripts"""
-    for name in script_archive.PROGRAMS:
-        installed = INSTALLED.with_name(name)
+    """To write them: python -m hopsgpu.gpu.script_archive ."""
+    for name, (directory, _, _) in script_archive.PROGRAMS.items():
+        installed = ROOT / directory / name
         assert os.access(installed, os.X_OK)
         packed = script_archive.pack_program(tmp_path / name)
         assert installed.read_bytes() == packed.read_bytes()

@@ -22,7 +22,8 @@ from hopsgpu.monitoring.exposition import ALERTS, DASHBOARD
 from tests.bounds import HANG_SECONDS
 
 ROOT = Path(__file__).resolve().parents[3]
-PROJECT = ("setup.py", "pyproject.toml", "README.md", "hopsgpu", "spark-conf", "yarn-scripts")
+ADMIN_DIRECTORIES = ("spark-conf", "spark-scripts", "yarn-scripts")
+PROJECT = ("setup.py", "pyproject.toml", "README.md", "hopsgpu", *ADMIN_DIRECTORIES)
 WEB = "hopsgpu/web"
 ADMIN_FILES = "hopsgpu/devcluster/admin_files"
 # Each command's help, in one process.
@@ -96,7 +97,7 @@ def test_it_has_the_modules_and_the_files_that_they_read(wheel: Path) -> None:
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "hopsgpu").rglob("*.py")}
     files = {
         f"{ADMIN_FILES}/{directory}/{file.name}"
-        for directory in ("spark-conf", "yarn-scripts")
+        for directory in ADMIN_DIRECTORIES
         for file in (ROOT / directory).iterdir()
     }
     for_prometheus = {f"hopsgpu/monitoring/{name}" for name in (ALERTS, DASHBOARD)}
@@ -149,5 +150,6 @@ def test_administrators_files_are_where_the_development_cluster_reads_them(
     code = "from hopsgpu.devcluster import admin; print(admin.HOME); admin.spark_defaults()"
     home = Path(ran([sys.executable, "-c", code], tmp_path, PYTHONPATH=str(installed)).strip())
     assert home == installed / ADMIN_FILES
-    for program in ("gpu-health-check", "hopsgpu-submit"):
-        assert os.access(home / "yarn-scripts" / program, os.X_OK)
+    programs = ("yarn-scripts/gpu-health-check", "yarn-scripts/hopsgpu-submit")
+    for program in (*programs, "spark-scripts/worker-gpus"):
+        assert os.access(home / program, os.X_OK)

@@ -48,6 +48,7 @@ class Site:
     """An application on a cluster with so many free GPUs, and the queue of gangs before it."""
 
     id = "application"
+    settle_seconds = 0.0
 
     def __init__(self, free: int) -> None:
         self.free = free
@@ -113,7 +114,7 @@ class Site:
         self.cancelling(tag)
         next(job for job in self.jobs if job.tag == tag).ended.set()
 
-    def held_containers(self, application_id: str, priority: int) -> HeldExecutors:
+    def held_executors(self, application_id: str, profile_id: int) -> HeldExecutors:
         return HeldExecutors(dict.fromkeys(self.containers, "node1"), 0)
 
     @contextlib.contextmanager

@@ -60,7 +60,7 @@ class Cluster:
         self.target = 0
         self.hastened: list[int] = []
         self.manager = SimpleNamespace(
-            held_containers=lambda *_: HeldExecutors(
+            held_executors=lambda *_: HeldExecutors(
                 {f"c{n}": "node1" for n in range(self.executors)}, 0
             )
         )

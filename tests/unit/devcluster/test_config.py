@@ -95,6 +95,36 @@ def test_no_gpus_are_a_cluster_too() -> None:
     assert ClusterSpec(nodes=1, gpus_per_node=0).gpus_per_node == 0
 
 
+def test_a_standalone_cluster_has_masters_in_place_of_yarn() -> None:
+    hdfs = ("namenode", "datanode")
+    assert ClusterSpec(nodes=1, is_standalone=True).daemons == (*hdfs, "master", "node1")
+    pair = ClusterSpec(nodes=1, is_standalone=True, has_master_ha=True)
+    assert pair.daemons == ("zookeeper", *hdfs, "master", "master2", "node1")
+    assert pair.masters == ("master", "master2") and pair.resourcemanagers == ()
+    assert ClusterSpec().masters == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"kerberos": True}, "leave out --standalone or --kerberos"),
+        ({"https": True}, "leave out --standalone or --https"),
+        ({"resourcemanager_ha": True}, "leave out --standalone or --resourcemanager-ha"),
+        ({"preemption": True}, "leave out --standalone or --preemption"),
+        ({"has_docker": True}, "leave out --standalone or --docker"),
+        ({"mig": "1g.10gb:7"}, "leave out --standalone or --mig"),
+        ({"conf": SiteConf(sites={"yarn-site": {}})}, "yarn-site in conf: .* hdfs-site"),
+        ({"conf": SiteConf(sites={"capacity-scheduler": {}})}, "capacity-scheduler in conf"),
+        ({"conf": SiteConf(sites={"container-executor": {}})}, "container-executor in conf"),
+        ({"conf": SiteConf(fair_scheduler="<allocations/>")}, "fair-scheduler in conf"),
+        ({"is_standalone": False, "has_master_ha": True}, "--standalone --master-ha"),
+    ],
+)
+def test_what_only_yarn_has_is_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ClusterSpec(**{"is_standalone": True, **given})
+
+
 def test_docker_has_its_daemons_first_and_excludes_kerberos_and_mig() -> None:
     assert ClusterSpec(has_docker=True).daemons[:2] == ("containerd", "dockerd")
     with pytest.raises(ConfigError, match="one of --docker and --kerberos"):

@@ -27,7 +27,10 @@ def bound(address: str, port: int, reuse: bool) -> socket.socket:
 def test_names_cover_every_daemon() -> None:
     names = port_names(ClusterSpec().daemons)
     assert len(set(names)) == len(names) == 10 + 2 * 3
-    for spec in (ClusterSpec(), ClusterSpec(kerberos=True, namenode_ha=True)):
+    standalone = ClusterSpec(is_standalone=True, has_master_ha=True)
+    assert set(port_names(standalone.daemons)) >= {"master.rpc", "master2.web", "node1.web"}
+    assert "node1.localizer" not in port_names(standalone.daemons)
+    for spec in (ClusterSpec(), ClusterSpec(kerberos=True, namenode_ha=True), standalone):
         assert {n.partition(".")[0] for n in port_names(spec.daemons)} == {*spec.daemons}
 
 

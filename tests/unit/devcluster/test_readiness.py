@@ -8,7 +8,11 @@ import pytest
 
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf
 from hopsgpu.devcluster.probe import HdfsStatus, NodeStatus
-from hopsgpu.devcluster.readiness import describe_unready_hdfs, describe_unready_nodes
+from hopsgpu.devcluster.readiness import (
+    describe_unready_hdfs,
+    describe_unready_masters,
+    describe_unready_nodes,
+)
 
 HDFS = HdfsStatus({"namenode": "active"}, "Operational", 1, ("RUNNING",))
 PAIR = {"namenode": "active", "namenode2": "standby"}
@@ -67,6 +71,37 @@ def test_nodes(nodes: tuple[NodeStatus, ...] | None, unmet: str) -> None:
     found = describe_unready_nodes(nodes, SPEC, {"node2": 50.0})
     assert bool(found) is bool(unmet)
     assert unmet in found
+
+
+@pytest.mark.parametrize(
+    ("masters", "unmet"),
+    [
+        ({}, ""),
+        ({"master": "ALIVE"}, ""),
+        ({"master": "STANDBY", "master2": "ALIVE"}, ""),
+        ({"master": "", "master2": "ALIVE"}, "master to answer"),
+        ({"master": "RECOVERING"}, "a Master to become ALIVE (master is RECOVERING)"),
+    ],
+)
+def test_masters(masters: dict[str, str], unmet: str) -> None:
+    assert describe_unready_masters(masters) == unmet
+
+
+@pytest.mark.parametrize(
+    ("node", "unmet"),
+    [
+        (replace(NODE2, state="ALIVE"), ""),
+        (replace(NODE2, state="DEAD"), "the Workers (0 of 1 node ready; node2 is DEAD)"),
+        (replace(NODE2, state="ALIVE", gpus=1), "node2 has 1 of 2 GPUs"),
+        (replace(NODE2, state="ALIVE", heard=49.0), "node2 has not reported since"),
+    ],
+)
+def test_workers(node: NodeStatus, unmet: str) -> None:
+    spec = ClusterSpec(nodes=1, is_standalone=True)
+    problem = describe_unready_nodes((replace(node, name="node1"),), spec, {"node1": 50.0})
+    assert bool(problem) is bool(unmet)
+    assert unmet.replace("node2", "node1") in problem
+    assert describe_unready_nodes(None, spec, {}) == "master to answer"
 
 
 def test_nodes_whose_gpu_plugin_the_user_configures() -> None:

@@ -20,9 +20,11 @@ from hopsgpu.devcluster.daemons import MARKER
 from hopsgpu.devcluster.layout import MASTERS, ClusterLayout, address_of, node_names
 from hopsgpu.devcluster.node_gpus import GpuPlan, PlannedGpu, plan_gpus
 from hopsgpu.devcluster.ports import port_names
+from hopsgpu.devcluster.standalone import command_of
 from hopsgpu.devcluster.standby import arguments_of
 from hopsgpu.devcluster.state import ClusterState
 from hopsgpu.errors import ConfigError
+from hopsgpu.storage.spark_defaults import read_properties
 from tests.bounds import HANG_SECONDS
 
 WHOLE = ClusterSpec(kerberos=True, https=True, namenode_ha=True, resourcemanager_ha=True)
@@ -240,6 +242,51 @@ def test_each_pyspark_has_its_own_spark_defaults(tmp_path: Path) -> None:
         assert other + "/pyspark" not in text
         assert "spark.master local\n" in text
     assert not (layout.client / "spark-defaults.conf").exists()
+
+
+def test_clients_of_a_standalone_cluster_find_no_yarn(tmp_path: Path) -> None:
+    written(tmp_path, ClusterSpec(nodes=1))
+    spec = ClusterSpec(nodes=1, is_standalone=True, has_master_ha=True)
+    layout = written(tmp_path, spec)
+    names = {"core-site.xml", "hdfs-site.xml"}
+    for conf in (layout.client, layout.conf("node1")):
+        assert {file.name for file in conf.glob("*.xml")} == names
+    directory = write_spark_conf(layout, state(spec), Path("/spark"))
+    client = read_properties(directory / "spark-defaults.conf")
+    ports = ports_of(spec)
+    rpc, web = (
+        [f"127.0.0.1:{ports[f'{daemon}.{use}']}" for daemon in ("master", "master2")]
+        for use in ("rpc", "web")
+    )
+    assert client["spark.master"] == f"spark://{','.join(rpc)}"
+    assert client["spark.hopsgpu.master.ui"] == f"http://{web[0]},http://{web[1]}"
+    assert str(layout.hosts) in client["spark.executor.defaultJavaOptions"]
+
+
+def test_a_master_recovers_and_a_worker_offers_its_gpus(tmp_path: Path) -> None:
+    conf = SiteConf(nodes={"node2": {"spark.worker.resource.gpu.amount": "1"}})
+    spec = ClusterSpec(nodes=2, gpus_per_node=3, is_standalone=True, conf=conf)
+    layout = written(tmp_path, spec)
+    master, *workers = (
+        read_properties(layout.spark_daemon_conf(name)) for name in ("master", "node1", "node2")
+    )
+    assert master["spark.deploy.recoveryMode"] == "FILESYSTEM"
+    # `down` removes it: applications of before must not come back.
+    assert Path(master["spark.deploy.recoveryDirectory"]).is_relative_to(layout.scratch)
+    assert [w["spark.worker.resource.gpu.amount"] for w in workers] == ["3", "1"]
+    assert (layout.node("node1") / "bin" / "nvidia-smi").exists()
+    command = command_of("node1", layout, spec, ports_of(spec))
+    assert command[command.index("--host") + 1] == "node1"
+    assert command[-1].startswith("spark://127.0.0.1:")
+
+    pair = ClusterSpec(nodes=1, gpus_per_node=0, is_standalone=True, has_master_ha=True)
+    layout = written(tmp_path, pair)
+    master, worker = (
+        read_properties(layout.spark_daemon_conf(name)) for name in ("master2", "node1")
+    )
+    assert master["spark.deploy.recoveryMode"] == "ZOOKEEPER"
+    assert master["spark.deploy.zookeeper.url"].endswith(str(ports_of(pair)["zookeeper.rpc"]))
+    assert not [name for name in worker if "gpu" in name]
 
 
 def test_the_gpu_plugin_is_where_the_gpus_are(tmp_path: Path) -> None:

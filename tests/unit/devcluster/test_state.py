@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -87,6 +88,13 @@ def test_the_status_of_a_cluster_that_died(tmp_path: Path) -> None:
     assert found.daemons[1].rpc.startswith("127.0.0.11:")
     assert found.to_json()["daemons"][0]["pid"] == GONE.pid
     with pytest.raises(ClusterError, match="no cluster runs"):
+        environment(tmp_path)
+
+
+def test_clients_of_another_spark_are_refused(tmp_path: Path) -> None:
+    alive = DaemonProcess.of(os.getpid())
+    save(ClusterLayout(tmp_path), state(processes={"master": alive}, spark="1.6.3"))
+    with pytest.raises(ClusterError, match=r"Spark 1\.6\.3, .* PySpark \d"):
         environment(tmp_path)
 
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,12 @@ class Executor:
         return list(left["gpus"])
 
     @property
+    def left(self) -> list[dict[str, Any]]:
+        """What the agent finds, where a master has assigned the GPUs."""
+        assert (self.code, self.out) == (0, ""), self.err
+        return list(json.loads((self.directory / CONTAINER_GPUS).read_text())["gpus"])
+
+    @property
     def isolated(self) -> bool:
         """Whether the agent finds that the container is."""
         return bool(json.loads((self.directory / CONTAINER_GPUS).read_text())["isolated"])
@@ -206,6 +213,25 @@ class Node:
                 )
             )
             shipped.chmod(0o755)
+        return self._run(script)
+
+    def claim(
+        self, assigned: Sequence[str], limits: WaitLimits = IMPATIENT
+    ) -> list[dict[str, Any]]:
+        """What an executor of a standalone worker finds, to which these GPUs are assigned."""
+        return self.claiming(assigned, limits).left
+
+    def claiming(self, assigned: Sequence[str], limits: WaitLimits = IMPATIENT) -> Executor:
+        script = f"./{script_archive.ALIAS}/gpus-{len(assigned)}-claim{self._containers}"
+        shipped = self.root / script
+        text = (self.root / script_archive.ALIAS / f"gpus-{len(assigned)}").read_text()
+        module = "__import__('hopsgpu.gpu.node.discovery_script', fromlist='x')"
+        call = f"main({len(assigned)}, {module}.{limits}, assigned={list(assigned)!r})"
+        shipped.write_text(text.replace(f"main({len(assigned)}, gpu_type='')", call))
+        shipped.chmod(0o755)
+        return self._run(script)
+
+    def _run(self, script: str) -> Executor:
         directory = self.root / f"container{self._containers}"
         self._containers += 1
         directory.mkdir()

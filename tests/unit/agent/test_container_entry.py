@@ -1,0 +1,78 @@
+"""What a task makes of the executor of a standalone worker."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.agent import container_entry
+from hopsgpu.agent.container_entry import enter_container, variables_of
+from hopsgpu.core.container_ids import describe_log, standalone_container
+
+# The command line of an executor's JVM, as PySpark 4.3.0 starts it.
+ARGUMENTS = [
+    *("java", "-cp", "jars/*", "-Xmx1024M", "-Dspark.driver.port=38787"),
+    *("org.apache.spark.executor.CoarseGrainedExecutorBackend", "--driver-url", "spark://d:38787"),
+    *("--executor-id", "12", "--hostname", "node1", "--cores", "1"),
+    *("--app-id", "app-20261130145442-0002", "--worker-url", "spark://Worker@node1:27191", ""),
+]
+CONTAINER = "app-20261130145442-0002/000012"
+
+
+def test_the_variables_are_those_that_yarn_sets(tmp_path: Path) -> None:
+    environ = {"SPARK_EXECUTOR_DIRS": f"/disk1/executor-a{os.pathsep}/disk2/executor-b"}
+    assert variables_of(ARGUMENTS, environ, tmp_path) == {
+        "CONTAINER_ID": CONTAINER,
+        "NM_HOST": "node1",
+        "LOCAL_DIRS": "/disk1/executor-a,/disk2/executor-b",
+        "LOG_DIRS": str(tmp_path),
+        "HOPSGPU_SCRATCH": "/disk1/executor-a/hopsgpu-executor-12",
+    }
+
+
+def test_without_directories_of_spark_the_executors_own_is_used(tmp_path: Path) -> None:
+    variables = variables_of(ARGUMENTS, {}, tmp_path)
+    assert variables["LOCAL_DIRS"] == str(tmp_path)
+    assert variables["HOPSGPU_SCRATCH"] == str(tmp_path / "hopsgpu-executor-12")
+
+
+def test_later_executors_have_larger_ids() -> None:
+    ids = [standalone_container("app-1", number) for number in (9, 10, 99, 100)]
+    assert ids == sorted(ids)
+
+
+def test_a_container_of_yarn_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONTAINER_ID", "container_1_0001_01_000002")
+    monkeypatch.chdir(tmp_path)
+    before = dict(os.environ)
+    enter_container(["GPU-1"])
+    assert dict(os.environ) == before
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_ranks_directory_goes_with_the_executor(tmp_path: Path) -> None:
+    work, scratch = tmp_path / "work", tmp_path / "local" / "hopsgpu-executor-1"
+    (work / container_entry.HADOOP_CONF).mkdir(parents=True)
+    for _ in range(2):  # the next task of the executor finds it
+        container_entry._link_directories(work, scratch)
+    assert (work / "hopsgpu").resolve() == scratch
+    conf = work / "__spark_conf__" / "__hadoop_conf__"
+    assert conf.resolve() == work / container_entry.HADOOP_CONF
+    assert scratch.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("container", "words"),
+    [
+        (CONTAINER, "executor 12 on the page of app-20261130145442-0002"),
+        (CONTAINER, "work/app-20261130145442-0002/12 of the worker on node1"),
+        ("container_1_0001_01_000002", "yarn logs -containerId container_1_0001_01_000002"),
+        ("local-17", ""),
+    ],
+)
+def test_where_the_log_of_an_executor_is(container: str, words: str) -> None:
+    assert words in describe_log(container, "node1")
