@@ -35,7 +35,7 @@ BY_FILE := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n 2 $(BY_FILE)
 # What needs Spark on that cluster or disturbs others on its HDFS, and what does not.
 SPARK := $(wildcard tests/cluster/test_*.py tests/contract/test_frameworks_*.py)
-SPARK += tests/contract/test_safe_mode.py
+SPARK += $(addprefix tests/contract/test_,safe_mode.py cluster_managers.py)
 LONGEST := lease.py submit.py search.py ranks.py launch.py notebook.py data.py elastic.py gpus.py
 LONGEST := $(addprefix tests/cluster/test_,$(LONGEST))
 LIGHT := $(filter-out $(SPARK),$(wildcard tests/contract/test_*.py))

@@ -2,7 +2,8 @@
 
 Arguments: master, name, and the path of a discovery script. Each line of its input is a command:
 `hold EXECUTORS GPUS` prints the ID of the resource profile whose executors it requests, `kill ID`
-ends the tasks of a profile and kills its executors, and the end of the input ends the application.
+ends the tasks of a profile and kills its executors that have registered, and the end of the input
+ends the application.
 The first line of the output is the application's ID.
 """
 
@@ -74,7 +75,7 @@ class Driver:
 
     def kill(self, profile: int) -> None:
         self._context.cancelJobGroup(str(profile))
-        self._jobs.pop(profile).join()
+        self._jobs[profile].join()
         scala: Any = self._context._jsc.sc()
         backend = scala.schedulerBackend()
         targets = scala.executorAllocationManager().get()

@@ -16,12 +16,14 @@ from hopsgpu.cluster_managers.yarn.lost_nodes import why_lost
 from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
 from hopsgpu.cluster_managers.yarn.queues import check_queue
 from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
-from hopsgpu.core.run_record import APPLICATION_ID, ApplicationReport
+from hopsgpu.core.run_record import ApplicationReport
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.identity import hadoop_user, own_name
 from hopsgpu.storage.kerberos import is_kerberized
 
 log = logging.getLogger(__name__)
+
+_APPLICATION = re.compile(r"application_\d+_\d+")
 
 
 def cluster_name(setting: Callable[[str], str | None], addresses: Sequence[str]) -> str:
@@ -136,7 +138,7 @@ class YarnManager(ClusterManager):
         return self.resource_manager.end_of(application_id)
 
     def report(self, application_id: str) -> ApplicationReport | None:
-        if not APPLICATION_ID.fullmatch(application_id):
+        if not _APPLICATION.fullmatch(application_id):
             return None
         return _report_of(self.resource_manager.application_state(application_id))
 

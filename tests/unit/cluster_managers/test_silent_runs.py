@@ -91,3 +91,10 @@ def test_runs_are_shown_without_a_resource_manager() -> None:
     with serving({APPS: (503, "away")}) as daemon:
         assert asking(daemon).with_reports(runs, lambda number: runs[number], NOW) == runs
     assert silent_runs({"HADOOP_CONF_DIR": "/nonexistent"}).report(record(30.0), NOW) is None
+
+
+def test_yarn_is_not_asked_about_an_application_of_a_standalone_master() -> None:
+    with serving() as daemon:
+        other = record(30.0, application="app-20261130150338-0000")
+        assert asking(daemon).report(other, NOW) is None
+        assert daemon.asked == []
