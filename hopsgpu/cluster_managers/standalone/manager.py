@@ -92,6 +92,18 @@ class StandaloneManager(ClusterManager):
     def pages(self) -> str:
         return self._client.address
 
+    def standby_statuses(self) -> dict[str, str]:
+        """Return the status of each master besides the active one, or its error, by address."""
+        return self._client.standby_statuses()
+
+    def spark_version(self) -> str:
+        """Return the version of the active master's Spark; "" if its page does not show it.
+
+        Raises:
+            HopsGpuError: the master does not answer.
+        """
+        return self._client.spark_version()
+
     def application_page(self, application_id: str) -> str:
         return f"{self.pages}/app/?appId={quote(application_id, safe='')}" if self.pages else ""
 
