@@ -165,6 +165,7 @@ def test_gpus_are_back_after_an_exception_and_the_application_lives_with_its_etl
     assert {r.pid for r in error.result.ranks}.isdisjoint(r["pid"] for r in second.values)
 
 
+@pytest.mark.yarn
 def test_executors_import_pyspark_from_bytecode(spark: SparkSession) -> None:
     def origin_of_worker(_: int) -> tuple[str, str, int, str]:
         from importlib.util import cache_from_source

@@ -516,6 +516,7 @@ def test_a_gang_that_the_rest_cannot_hold_is_not_tried_again(packed: hopsgpu.Gan
     assert "not retried without GPU-" in note and "can never fit" in note
 
 
+@pytest.mark.yarn
 def test_a_container_that_yarn_killed_is_reported_in_yarns_words(
     packed: hopsgpu.Gang, cluster_dir: Path
 ) -> None:
