@@ -148,9 +148,12 @@ screens: java $(VENV)/.installed-dev
 OWN_NETWORK := unshare --net $(if $(filter-out 0,$(shell id -u)),--map-root-user)
 OWN_NETWORK += sh -c 'ip link set lo up && exec "$$@"' --
 
-# Each fault with each kind of launch, one after the other; then the page of what was seen.
+# Each fault with each kind of launch, one after the other, on YARN and on a standalone master; then
+# the page of what was seen.
+FAULTS_ON := '' --standalone
 faults: java $(VENV)/.installed-dev
-	@failed=0; $(OWN_NETWORK) $(BIN)/python -m pytest -q --record tests/faults || failed=1; \
+	@failed=0; for manager in $(FAULTS_ON); do \
+	  $(OWN_NETWORK) $(BIN)/python -m pytest -q --record $$manager tests/faults || failed=1; done; \
 	$(BIN)/python -m tests.faults.page; exit $$failed
 
 # What checks this machine's GPUs: a Python 3.11-3.13 with hopsgpu's requirements and a torch that

@@ -1,11 +1,13 @@
 """Run the benchmarks, or those that are named; print tables and write bench.json.
 
 `python -m benchmarks [release | acquisition | cold | search | warm | contention | stores | data |
-score | script | channel | output | trials | elastic | replay | scale | secure] …`
+score | script | channel | output | trials | elastic | replay | scale | secure] …`, and
+`python -m benchmarks [warm | release | cold] … --master standalone`
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -62,17 +64,30 @@ ALONE: Mapping[str, Callable[[], object]] = {
 }
 
 
-def main(names: Sequence[str]) -> None:
-    known = (*IN_SESSION, *ON_CLUSTER, *ALONE)
+# Which of them also run on a standalone master.
+STANDALONE = ("warm", "release", "cold")
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a benchmark; by default all")
+    parser.add_argument("--master", choices=("yarn", "standalone"), default="yarn")
+    options = parser.parse_args(arguments)
+    is_standalone = options.master == "standalone"
+    names: list[str] = options.names
+    known = STANDALONE if is_standalone else (*IN_SESSION, *ON_CLUSTER, *ALONE)
     if unknown := set(names).difference(known):
-        sys.exit(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        where = " on a standalone master" if is_standalone else ""
+        sys.exit(
+            f"no such benchmark{where}: {', '.join(sorted(unknown))}; there are {', '.join(known)}"
+        )
     wanted = set(names or known)
     figures: dict[str, object] = {}
     if wanted & {*IN_SESSION, *ON_CLUSTER}:
         with tempfile.TemporaryDirectory(prefix="hopsgpu-bench-") as directory:
             state = Path(directory) / "cluster"
             try:
-                devcluster.up(state)
+                devcluster.up(state, is_standalone=is_standalone or None)
                 os.environ.update(devcluster.environment(state))
                 figures |= {n: work() for n, work in ON_CLUSTER.items() if n in wanted}
                 figures |= _in_session(wanted)

@@ -1,13 +1,15 @@
 """Other launchers and raw barrier stages, on two running executors.
 
 They need an application without dynamic allocation, because Spark does not combine it with
-barriers.
+barriers. On a standalone master, each executor also has a GPU, for which TorchDistributor asks with
+`use_gpu=True`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -20,29 +22,43 @@ from spark_tensorflow_distributor import MirroredStrategyRunner
 
 from benchmarks import functions
 from benchmarks.functions import nothing, tensorflow_all_reduce, torch_all_reduce
+from hopsgpu.cluster_managers.standalone.master_url import is_standalone
+from hopsgpu.storage.spark_defaults import spark_defaults
 
 WORKERS = 2
+CORES = 2
 BARRIERS = 20
 DISTRIBUTED = 5
 BARRIER = "a raw barrier stage"
 STAGE = "the same without its barrier()"
 TORCH_RIVAL = "TorchDistributor, gloo"
+TORCH_GPU_RIVAL = "TorchDistributor, gloo, use_gpu"
 TENSORFLOW_RIVAL = "spark-tensorflow-distributor"
+_PYTHON_ERROR = re.compile(r"\w*(Error|Exception): ")
 
 
 def main() -> None:
-    """Print the seconds of each as JSON."""
-    spark = (
+    """Print the seconds of each, and why others could not run, as JSON."""
+    master = configured_master()
+    builder = (
         SparkSession.builder.appName("rivals")
-        .master("yarn")
+        .master(master)
         .config("spark.dynamicAllocation.enabled", "false")
         .config("spark.executor.instances", str(WORKERS))
-        .config("spark.executor.cores", "2")
-        .config("spark.task.cpus", "2")
+        .config("spark.executor.cores", str(CORES))
+        .config("spark.task.cpus", str(CORES))
         .config("spark.executor.memory", "512m")
         .config("spark.executor.memoryOverhead", "3g")
-        .getOrCreate()
     )
+    if is_standalone(master):
+        builder = (
+            builder
+            # The master ignores the number of executors.
+            .config("spark.cores.max", str(WORKERS * CORES))
+            .config("spark.executor.resource.gpu.amount", "1")
+            .config("spark.task.resource.gpu.amount", "1")
+        )
+    spark = builder.getOrCreate()
     # The executors have no such module.
     cloudpickle.register_pickle_by_value(functions)
     try:
@@ -53,13 +69,37 @@ def main() -> None:
             TORCH_RIVAL: (lambda: torch.run(torch_all_reduce), DISTRIBUTED),
             TENSORFLOW_RIVAL: (tensorflow_distributor(spark), DISTRIBUTED),
         }
-        taken = {}
+        if is_standalone(master):
+            works[TORCH_GPU_RIVAL] = (run_on_gpus, DISTRIBUTED)
+        taken, failures = {}, {}
         for name, work in works.items():
             print(f"{name} …", file=sys.stderr, flush=True)
-            taken[name] = times(*work)
-        print(json.dumps(taken))
+            try:
+                taken[name] = times(*work)
+            except Exception as error:
+                if not is_standalone(master):
+                    raise
+                failures[name] = cause_of(error)
+        print(json.dumps({"seconds": taken, "failures": failures}))
     finally:
         spark.stop()
+
+
+def configured_master() -> str:
+    """Return the master of the cluster's configuration; YARN if it names none."""
+    return spark_defaults(os.environ).get("spark.master", "yarn")
+
+
+def run_on_gpus() -> object:
+    """Run PyTorch's all-reduce by TorchDistributor on executors with a GPU."""
+    torch = TorchDistributor(num_processes=WORKERS, local_mode=False, use_gpu=True)
+    return torch.run(torch_all_reduce)
+
+
+def cause_of(error: Exception) -> str:
+    """Return the last line of Python's error in a task, or the first line of another error."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return next((line for line in reversed(lines) if _PYTHON_ERROR.match(line)), lines[0])
 
 
 def barrier_stage(spark: SparkSession, *, meets: bool) -> None:

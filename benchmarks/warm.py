@@ -20,6 +20,7 @@ from benchmarks.rivals import (
     BARRIER,
     STAGE,
     TENSORFLOW_RIVAL,
+    TORCH_GPU_RIVAL,
     TORCH_RIVAL,
     WORKERS,
     times,
@@ -35,6 +36,7 @@ TENSORFLOW = "a TensorFlow all-reduce"
 # What is compared with what, and how many times faster it is to be.
 RATIOS = (
     (TORCH, TORCH_RIVAL, "target: 50"),
+    (TORCH, TORCH_GPU_RIVAL, "measured; only on a standalone master"),
     (TENSORFLOW, TENSORFLOW_RIVAL, "measured"),
     (FUNCTION, BARRIER, "target: 5"),
     (FUNCTION, STAGE, "measured; it starts tasks, and none knows of another"),
@@ -48,8 +50,10 @@ def measure() -> Mapping[str, Sequence[float]]:
         ours = held(spark)
     finally:
         spark.stop()
-    others = rivals()
+    others, failures = rivals()
     show(ours, others)
+    for name, cause in failures.items():
+        print(f"{name} could not run: {cause}")
     return {**ours, **others}
 
 
@@ -82,13 +86,16 @@ def cold(spark: SparkSession) -> Mapping[str, Sequence[float]]:
     return {"bare": bare, "launch": ours}
 
 
-def rivals() -> dict[str, Sequence[float]]:
-    """Return the seconds of the same by others, in a separate process (`benchmarks.rivals`)."""
+def rivals() -> tuple[dict[str, Sequence[float]], dict[str, str]]:
+    """Return the seconds of the same by others, and why some could not run.
+
+    They have a process of their own (`benchmarks.rivals`).
+    """
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.rivals"], stdout=subprocess.PIPE, text=True, check=True
     )
-    taken: dict[str, Sequence[float]] = json.loads(ran.stdout.splitlines()[-1])
-    return taken
+    answer = json.loads(ran.stdout.splitlines()[-1])
+    return answer["seconds"], answer["failures"]
 
 
 def show(ours: Mapping[str, Sequence[float]], others: Mapping[str, Sequence[float]]) -> None:
@@ -99,6 +106,8 @@ def show(ours: Mapping[str, Sequence[float]], others: Mapping[str, Sequence[floa
         print(f"{'':36}{'99 %':>8}{_percentile(seconds):8.2f}")
     print()
     for own, other, wanted in RATIOS:
+        if other not in others:
+            continue
         ratio = statistics.median(others[other]) / statistics.median(ours[own])
         print(f"{own} is {ratio:.1f} times faster than {other} ({wanted})")
 

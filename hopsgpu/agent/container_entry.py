@@ -85,6 +85,15 @@ def variables_of(
     }
 
 
+def container_directory(environ: Mapping[str, str]) -> Path:
+    """Return the working directory of the executor, by its variables.
+
+    YARN's launch script sets PWD. A standalone worker passes its own PWD on.
+    """
+    name = CONTAINER_LOGS if environ.get(SCRATCH) else "PWD"
+    return Path(environ.get(name, "."))
+
+
 def _link_directories(directory: Path, scratch: Path) -> None:
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 from typing import TYPE_CHECKING
 
 import click
 
+from hopsgpu.cli.master_option import master_option
 from hopsgpu.cli.param_types import Seconds
 from hopsgpu.errors import ConfigError
 from hopsgpu.terminal_text import printable
@@ -25,6 +27,7 @@ _STATE, _NAME = 9, 17
 @click.option(
     "--no-session", is_flag=True, help="Run only the checks that need no Spark application."
 )
+@master_option
 @click.option("--queue", metavar="NAME", help="YARN queue of the session.")
 @click.option(
     "--conf",
@@ -43,11 +46,12 @@ _STATE, _NAME = 9, 17
     type=Seconds(1.0),
     default=45.0,
     show_default=True,
-    help="Seconds to wait for a container on each node.",
+    help="Seconds to wait for an executor on each node.",
 )
 def doctor(
     as_json: bool,
     no_session: bool,
+    master: str | None,
     queue: str | None,
     conf: tuple[str, ...],
     image: str | None,
@@ -55,20 +59,34 @@ def doctor(
 ) -> None:
     """Check a cluster and a session, and say how to fix what is wrong.
 
-    The cluster is the one of HADOOP_CONF_DIR. The doctor starts its own session, as
-    hopsgpu.session() does, and briefly runs an executor on each node that has a free GPU.
+    The cluster is that of a new session: YARN, or a standalone master. The doctor starts its own
+    session, as hopsgpu.session() does, and briefly runs an executor on each node that has a free
+    GPU.
     Exit code 0 if nothing is wrong; a check that could not run does not count as wrong.
     """
-    from hopsgpu.backends.spark.container_image import IMAGE
+    from hopsgpu.backends.spark.container_image import IMAGE, refuse_image
+    from hopsgpu.cluster_managers.manager_table import MASTER, required_kind
+    from hopsgpu.cluster_managers.standalone.master_url import is_standalone
     from hopsgpu.core.image_names import check_image_name
-    from hopsgpu.doctor.examination import Examination
+    from hopsgpu.doctor.examination import Examination, examined_master
     from hopsgpu.doctor.report import CheckState
 
     settings = dict(map(_property, conf))
+    if master is not None:
+        required_kind(master)
+        settings[MASTER] = master
+    is_on_standalone = is_standalone(examined_master(settings, os.environ))
     if queue is not None:
+        if is_on_standalone:
+            raise ConfigError(
+                f"--queue {queue}: a standalone master has no queues; leave --queue out, or name"
+                " YARN with --master yarn"
+            )
         settings["spark.yarn.queue"] = queue
     if image is not None:
         check_image_name(image, "--image")
+        if is_on_standalone:
+            refuse_image(image, "a standalone master")
         settings[IMAGE] = image
     counts = dict.fromkeys(CheckState, 0)
     for check in Examination(settings, not no_session, seconds).checks():

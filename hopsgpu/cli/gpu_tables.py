@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopsgpu.cli.tables import Cell, Row, TableLayout, align, headers
+from hopsgpu.cluster_managers.standalone.master_url import GPU_RESOURCE
 from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
 from hopsgpu.cluster_managers.yarn.gpu_resource import SETTING
 from hopsgpu.units import count_of
@@ -107,7 +108,11 @@ def _shorten(cluster: ClusterGpus) -> ClusterGpus:
 def _summary(cluster: ClusterGpus) -> Iterator[Cell]:
     if not cluster.nodes:
         running = count_of(cluster.nodes_without, "node") + " running"
-        if cluster.resource in ("", DEFAULT_GPU_RESOURCE):
+        if cluster.resource == GPU_RESOURCE:
+            text = f"no worker has GPUs ({running}): to offer them, workers need"
+            of_worker = f"spark.worker.resource.{GPU_RESOURCE}"
+            yield f"{text} {of_worker}.amount and {of_worker}.discoveryScript", _CARE
+        elif cluster.resource in ("", DEFAULT_GPU_RESOURCE):
             text = f"no node of this YARN has GPUs ({running}): to offer them, NodeManagers need"
             yield f"{text} yarn.nodemanager.resource-plugins={DEFAULT_GPU_RESOURCE}", _CARE
         else:
@@ -236,7 +241,7 @@ def _obtainable(queue: GpuQueue, queues: Sequence[GpuQueue]) -> str:
 def _remarks(cluster: ClusterGpus) -> Iterator[Cell]:
     if cluster.unexplained:
         used = "1 GPU is" if cluster.unexplained == 1 else f"{cluster.unexplained} GPUs are"
-        who = "applications that YARN does not show to the caller, or that have just ended"
+        who = "applications that are not shown to the caller, or that have just ended"
         yield f"{used} in use by {who}", ""
     if cluster.queues and cluster.acls is not False:
         what = "queues have ACLs" if cluster.acls else "YARN does not say whether queues have ACLs"

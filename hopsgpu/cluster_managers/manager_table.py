@@ -16,7 +16,7 @@ from hopsgpu.storage.spark_defaults import spark_defaults
 KINDS: tuple[ManagerKind, ...] = (Yarn(), Standalone())
 MASTER = "spark.master"
 LOCAL_MASTER = "local[*]"
-_YARN = "yarn"
+YARN_MASTER = "yarn"
 
 
 def kind_of(master: str | None) -> ManagerKind | None:
@@ -54,7 +54,16 @@ def default_master(requested: Mapping[str, str], environ: Mapping[str, str]) -> 
     named = spark_defaults(environ).get(MASTER)
     if kind_of(named) is not None:
         return named
-    return _YARN if is_configured(environ) else named or LOCAL_MASTER
+    return YARN_MASTER if is_configured(environ) else named or LOCAL_MASTER
+
+
+def cluster_master(requested: Mapping[str, str], environ: Mapping[str, str]) -> str:
+    """Return the master of a new application on a cluster.
+
+    YARN's takes the place of a local one: without a configuration, YARN says which one is missing.
+    """
+    master = default_master(requested, environ) or YARN_MASTER
+    return YARN_MASTER if is_local(master) else master
 
 
 def configured_manager(
@@ -72,10 +81,7 @@ def configured_manager(
         ConfigError: the master is local or unknown, or a configuration is incomplete.
     """
     properties = dict(spark_defaults(environ))
-    properties[MASTER] = master or default_master({}, environ) or _YARN
-    if is_local(properties[MASTER]):
-        # Without a configuration, YARN says which one is missing.
-        properties[MASTER] = _YARN
+    properties[MASTER] = cluster_master({MASTER: master} if master else {}, environ)
     return required_kind(properties[MASTER]).connect(properties, environ, seconds=seconds)
 
 

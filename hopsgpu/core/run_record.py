@@ -296,7 +296,7 @@ class RunRecord:
             ago = duration(now - self.updated)
             raise ConfigError(
                 f"{self.run_id} is lost: its driver was last heard from {ago} ago, when it was"
-                f" {self.state}. YARN has its GPUs back if"
+                f" {self.state}. The cluster has its GPUs back if"
                 f" {self.application or 'its application'} has ended"
             )
 

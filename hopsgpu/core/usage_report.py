@@ -353,7 +353,7 @@ def _notes(runs: Sequence[RunUse]) -> Iterator[str]:
     if lost:
         yield (
             f"{count_of(len(lost), 'run')} lost, counted until the last record of the driver;"
-            f" what YARN held after that is unknown: {_some(lost)}"
+            f" what the cluster held after that is unknown: {_some(lost)}"
         )
 
 

@@ -123,7 +123,8 @@ def up(
         timeout: seconds after which `up` fails even if the daemons make progress.
         say: receives one line at a time.
         keep_classes: whether to cache the classes that Spark's JVMs load (about 200 MB), unless
-            they are cached. Caching takes half a minute, and later JVMs start faster.
+            they are cached. Caching takes half a minute, and later JVMs start faster. A standalone
+            cluster uses a cache, but creates none.
 
     Raises:
         ConfigError: a value is invalid.
@@ -175,7 +176,9 @@ def up(
                 return _info(layout, state, ())
         else:
             state = _start(layout, before, spec, missing, wait, say)
-        if keep_classes and (archive := archive_of(Path(state.java), pyspark_home())):
+        # The classes of YARN's client are loaded by a request to its ResourceManager.
+        can_cache = keep_classes and not state.spec.is_standalone
+        if can_cache and (archive := archive_of(Path(state.java), pyspark_home())):
             url = f"{state.filesystem}/tmp/hopsgpu-classes"
             make_archive(archive, layout, _client_environ(layout, state), url, say)
     info = _info(layout, state, tuple(missing))

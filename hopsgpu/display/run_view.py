@@ -141,7 +141,7 @@ def _why_lost(record: RunRecord, report: ApplicationReport | None, now: float) -
         diagnostics = diagnostics if match else ""
     if report is not None:
         rest = f": {diagnostics}" if diagnostics else ""
-        yield f"YARN's state of {record.application}: {report.state}{rest}"
+        yield f"the state of {record.application}: {report.state}{rest}"
 
 
 def newest(rows: Sequence[RunSummary], most: int) -> Sequence[RunSummary]:

@@ -20,13 +20,14 @@ from hopsgpu.backends.spark.container_image import PYTHON, requested_image
 from hopsgpu.backends.spark.spark_location import cluster_spark
 from hopsgpu.backends.spark.spark_versions import jar_version
 from hopsgpu.cluster_managers.http_client import NoAnswer, is_kerberos_required
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.cluster_managers.snapshot import Node
 from hopsgpu.cluster_managers.yarn.container_runtime import (
     RuntimeProblem,
     runtime_problem,
     settings_of_runtime,
 )
-from hopsgpu.cluster_managers.yarn.manager import YarnManager, cluster_name
+from hopsgpu.cluster_managers.yarn.manager import YarnManager
 from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
 from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.cluster_managers.yarn.rest_client import RESOURCE_MANAGER
@@ -102,14 +103,19 @@ def _pyspark() -> str | None:
 
 def client_facts(environ: Mapping[str, str]) -> tuple[HadoopClient, Setting]:
     """Return the Hadoop configuration here, and a function that returns its properties."""
-    named = (environ.get(name, "") for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
-    places = tuple(dict.fromkeys(place for n in named for place in n.split(os.pathsep) if place))
+    places = conf_places(environ)
     try:
         setting = HadoopConf.load(environ).get
         types = _types(places, setting)
     except ConfigError as error:
         return HadoopClient(places, str(error), None, (), None), lambda name: None
     return HadoopClient(places, "", setting("fs.defaultFS"), web_addresses(setting), types), setting
+
+
+def conf_places(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the directories of the Hadoop configuration that the environment names."""
+    values = (environ.get(name, "") for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
+    return tuple(dict.fromkeys(place for v in values for place in v.split(os.pathsep) if place))
 
 
 def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
@@ -227,14 +233,15 @@ def lake_facts(root: str) -> LakeFacts:
 
 
 def queue_facts(
-    settings: Mapping[str, str], environ: Mapping[str, str], setting: Setting
+    settings: Mapping[str, str],
+    environ: Mapping[str, str],
+    setting: Setting,
+    manager: ClusterManager,
 ) -> QueueFacts:
     """Read the queues of gangs of the cluster's partitions, and who owns their directories."""
     locks = settings.get("spark.hopsgpu.locks") or environ.get("HOPSGPU_LOCKS")
-    manager = ResourceManager(web_addresses(setting))
-    cluster = cluster_name(setting, manager.addresses)
     try:
-        base, names = gang_queue_root(locks, setting("fs.defaultFS"), cluster)
+        base, names = gang_queue_root(locks, setting("fs.defaultFS"), manager.cluster)
         chain = [base]
         for name in names:
             chain.append(chain[-1] / name)
@@ -244,7 +251,7 @@ def queue_facts(
         return QueueFacts("", problem=str(error))
 
 
-def _queue_facts(base: LakePath, chain: Sequence[LakePath], manager: ResourceManager) -> QueueFacts:
+def _queue_facts(base: LakePath, chain: Sequence[LakePath], manager: ClusterManager) -> QueueFacts:
     parents = map(_queue_directory, chain)
     reader = GangQueueReader(
         chain[-1], find_partitions=lambda: {node.partition for node in manager.nodes()}

@@ -22,11 +22,11 @@ class LakeFacts:
     seconds: float | None
 
 
-def check_lake(facts: LakeFacts) -> Check:
+def check_lake(facts: LakeFacts, name: str = "hdfs") -> Check:
     """Check whether models can be published, which writes and renames files."""
     elsewhere = "set HOPSGPU_ROOT or spark.hopsgpu.root to a directory of your own"
     if facts.seconds is None:
-        return unknown("hdfs", f"{facts.root} did not answer: {facts.problem}", elsewhere)
+        return unknown(name, f"{facts.root} did not answer: {facts.problem}", elsewhere)
     if facts.problem:
-        return wrong("hdfs", facts.problem, elsewhere)
-    return ok("hdfs", f"{facts.root}: written, renamed and read back in {facts.seconds:.1f} s")
+        return wrong(name, facts.problem, elsewhere)
+    return ok(name, f"{facts.root}: written, renamed and read back in {facts.seconds:.1f} s")

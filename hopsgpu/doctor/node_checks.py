@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from hopsgpu.backends.spark.spark_versions import other_python
 from hopsgpu.doctor.node_probe import Framework, NodeFacts
@@ -21,10 +22,21 @@ NAMES = (
     "gpu events",
     "cuda",
 )
-_DISCOVERY = (
-    "each node with GPUs needs python3 on the PATH of its containers, and NVIDIA's driver with"
-    " nvidia-smi"
-)
+
+
+@dataclass(frozen=True)
+class NodeRemedies:
+    """The remedies that name a cluster manager's own settings.
+
+    Attributes:
+        discovery: for a node whose GPUs are not listed.
+        spark: for a node with another Spark than the driver's; `{version}` stands for the driver's.
+        leases: for a lease directory that not all users can use.
+    """
+
+    discovery: str
+    spark: str
+    leases: str
 
 
 def check_nodes(
@@ -36,6 +48,7 @@ def check_nodes(
     python: str,
     spark: str,
     totals: Mapping[str, int],
+    remedies: NodeRemedies,
 ) -> tuple[Check, ...]:
     """Return all checks of the nodes.
 
@@ -45,9 +58,9 @@ def check_nodes(
         skipped: by host, why no container was requested.
         problem: the error that ended the gang, or "".
         python, spark: versions of the driver's Python and Spark.
-        totals: GPUs that YARN has, by host.
+        totals: GPUs that the cluster manager has, by host.
     """
-    checks = [check_discovery(facts, failed, skipped)]
+    checks = [check_discovery(facts, failed, skipped, remedies)]
     if not facts:
         rest = [unknown(name, "no node could be checked") for name in NAMES[1:]]
         if versions := other_python(problem):
@@ -59,8 +72,8 @@ def check_nodes(
         *checks,
         check_executor_python(facts, python),
         check_executor_java(facts),
-        check_executor_spark(facts, spark),
-        check_leases(facts),
+        check_executor_spark(facts, spark, remedies),
+        check_leases(facts, remedies),
         check_isolation(facts, totals),
         check_gpu_events(facts),
         check_cuda(facts),
@@ -68,7 +81,10 @@ def check_nodes(
 
 
 def check_discovery(
-    facts: Sequence[NodeFacts], failed: Mapping[str, str], skipped: Mapping[str, str]
+    facts: Sequence[NodeFacts],
+    failed: Mapping[str, str],
+    skipped: Mapping[str, str],
+    remedies: NodeRemedies,
 ) -> Check:
     name = NAMES[0]
     nothing = {n.host: "the discovery script left no list of GPUs" for n in facts if not n.gpus}
@@ -90,7 +106,7 @@ def check_discovery(
         return wrong(
             name,
             f"{seen}, and not on {join_names(sorted({**failed, **nothing}))}",
-            _DISCOVERY,
+            remedies.discovery,
             broken + unhealthy + unseen,
         )
     if any(gpu.state == BAD for node in facts for gpu in node.gpus):
@@ -129,7 +145,7 @@ def check_executor_java(facts: Sequence[NodeFacts]) -> Check:
     return ok(NAMES[2], _group_by_text(facts, lambda node: node.java or "unknown"))
 
 
-def check_executor_spark(facts: Sequence[NodeFacts], driver: str) -> Check:
+def check_executor_spark(facts: Sequence[NodeFacts], driver: str, remedies: NodeRemedies) -> Check:
     name = NAMES[3]
     other = [node for node in facts if node.spark not in ("", driver)]
     if other:
@@ -137,7 +153,7 @@ def check_executor_spark(facts: Sequence[NodeFacts], driver: str) -> Check:
             name,
             f"the driver runs Spark {driver},"
             f" and {join_names(n.host for n in other)} a different one",
-            f"spark.yarn.archive (or spark.yarn.jars) = the jars of Spark {driver}",
+            remedies.spark.format(version=driver),
             (f"{node.host}: Spark {node.spark}" for node in other),
         )
     if not any(node.spark for node in facts):
@@ -145,7 +161,7 @@ def check_executor_spark(facts: Sequence[NodeFacts], driver: str) -> Check:
     return ok(name, _group_by_text(facts, lambda node: node.spark or "unknown"))
 
 
-def check_leases(facts: Sequence[NodeFacts]) -> Check:
+def check_leases(facts: Sequence[NodeFacts], remedies: NodeRemedies) -> Check:
     """Check whether all users of a node can lease its GPUs in one directory."""
     name = NAMES[4]
     broken = [f"{node.host}: {node.leases.problem}" for node in facts if node.leases.problem]
@@ -153,8 +169,7 @@ def check_leases(facts: Sequence[NodeFacts]) -> Check:
         return wrong(
             name,
             f"not all users can use the lease directory on {count_of(len(broken), 'node')}",
-            "create it as root, mode 1777; or name another one for all containers with"
-            " yarn.nodemanager.admin-env.HOPSGPU_LEASE_DIR on the nodes",
+            remedies.leases,
             broken,
         )
     return ok(name, _group_by_text(facts, lambda node: f"{node.leases.path}, sticky and writable"))

@@ -14,11 +14,12 @@ import resource
 import runpy
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hopsgpu.agent.container_entry import container_directory
 from hopsgpu.backends.spark.spark_versions import jar_version, java_version
 from hopsgpu.gpu.container_gpus import ContainerGpu, read_container_gpus
 from hopsgpu.gpu.node.devices import DriverError, list_devices
@@ -100,15 +101,15 @@ class NodeFacts:
 
 def inspect_node() -> NodeFacts:
     """Inspect the node; call it in a rank."""
-    # PWD is the container's directory, from its launch script; a rank works in another directory.
-    container = Path(os.environ.get("PWD", "."))
+    # A rank works in another directory.
+    container = container_directory(os.environ)
     gpus = read_container_gpus(container)
     return NodeFacts(
         host=os.environ.get("NM_HOST") or platform.node(),
         python=platform.python_version(),
         executable=sys.executable,
         java=java_version(Path(os.environ.get("JAVA_HOME", ""))),
-        spark=spark_version(os.environ.get("CLASSPATH", ""), container),
+        spark=spark_version(os.environ, container),
         gpus=gpus.gpus,
         visible=_visible(),
         is_isolated=gpus.is_isolated,
@@ -176,7 +177,12 @@ def _leases() -> LeaseDirectory:
         return LeaseDirectory("", str(error))
 
 
-def spark_version(class_path: str, container: Path) -> str:
+def spark_version(environ: Mapping[str, str], container: Path) -> str:
+    """Return the version of the executor's Spark, from its variables; "" if it is unknown."""
+    class_path = environ.get("CLASSPATH", "")
+    if not class_path and (home := environ.get("SPARK_HOME")):
+        # Only YARN sets a class path; a standalone worker passes its own SPARK_HOME on.
+        return jar_version(Path(home, "jars")) or ""
     for entry in class_path.replace("{{PWD}}", str(container)).split(os.pathsep):
         if entry.endswith("/*") and (version := jar_version(Path(entry[:-2]))):
             return version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,9 @@ from hopsgpu.backends.spark.settings import check_gang
 from hopsgpu.cluster_managers.capacity import check_possible
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape
-from hopsgpu.doctor.container_logs import ContainerLogs
+from hopsgpu.doctor.free_nodes import RANK_MIB
 from hopsgpu.doctor.node_probe import NodeFacts, inspect_node
-from hopsgpu.doctor.yarn_checks import RANK_MIB
+from hopsgpu.doctor.probe_cluster import ProbeCluster
 from hopsgpu.errors import Cancelled, CapacityError, ConfigError, GangTimeout, HopsGpuError
 from hopsgpu.launcher.api import plan, submit
 from hopsgpu.runs.run import Run
@@ -54,7 +54,7 @@ class ProbeResult:
     seconds: float = 0.0
 
 
-def try_nodes(hosts: Sequence[str], logs: ContainerLogs, seconds: float) -> ProbeResult:
+def try_nodes(hosts: Sequence[str], cluster: ProbeCluster, seconds: float) -> ProbeResult:
     """Inspect nodes from containers on them; wait at most `seconds` for the containers."""
     try:
         application = _application()
@@ -71,7 +71,7 @@ def try_nodes(hosts: Sequence[str], logs: ContainerLogs, seconds: float) -> Prob
         )
     except Exception as error:  # noqa: BLE001 - also Spark's own errors are a result
         return ProbeResult(error=error, skipped=dict.fromkeys(hosts, "the gang failed"))
-    watch = _GangWatch(hosts, logs)
+    watch = _GangWatch(hosts, cluster.end_reason)
     with _ended(run):
         while not run.wait(_POLL_SECONDS):
             watch.record(run.status(), application.failing.containers())
@@ -83,7 +83,7 @@ def try_nodes(hosts: Sequence[str], logs: ContainerLogs, seconds: float) -> Prob
             return watch.failure_result(error)
     facts: tuple[NodeFacts, ...] = tuple(result.values)
     skipped = sorted(set(hosts) - {node.host for node in facts})
-    allowed = f"queue and user limit allow {workers} of {count_of(len(hosts), 'container')} at once"
+    allowed = f"the application may have {workers} of {count_of(len(hosts), 'executor')} at once"
     timeline = result.timeline
     return ProbeResult(
         facts=facts,
@@ -94,12 +94,12 @@ def try_nodes(hosts: Sequence[str], logs: ContainerLogs, seconds: float) -> Prob
 
 def _application() -> Application:
     application = application_of(None)
-    assert isinstance(application, Application), "the doctor's session is on YARN"
+    assert isinstance(application, Application), "the doctor's session is on a cluster"
     return application
 
 
 def _max_containers(nodes: int, application: Application) -> int:
-    """Return on how many nodes the queue and the user limit allow a container at once.
+    """Return on how many nodes the limits of the application allow an executor at once.
 
     Raise CapacityError if they do not allow one.
     """
@@ -139,9 +139,9 @@ def _ended(run: Run) -> Iterator[None]:
 class _GangWatch:
     """Observes which containers of a waiting gang start, and why others end."""
 
-    def __init__(self, hosts: Sequence[str], logs: ContainerLogs) -> None:
+    def __init__(self, hosts: Sequence[str], read_reason: Callable[[str, str], str]) -> None:
         self._hosts = frozenset(hosts)
-        self._logs = logs
+        self._read_reason = read_reason
         self._ended: dict[str, str] = {}  # the containers that ended, with their hosts
         self._unread: dict[str, tuple[str, str]] = {}
         self.started_hosts: frozenset[str] = frozenset()
@@ -194,7 +194,7 @@ class _GangWatch:
             if host not in self._hosts or host in self.started_hosts or host in self.failed:
                 continue
             try:
-                self.failed[host] = self._logs.reason(container, host)
+                self.failed[host] = self._read_reason(container, host)
                 self._unread.pop(host, None)
             except HopsGpuError as error:
                 self._unread[host] = (container, str(error))

@@ -11,23 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.backends.spark.session import session as new_session
-from hopsgpu.cluster_managers.yarn.application_state import ApplicationState
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.doctor.probe_cluster import ProbeCluster
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.bounded_calls import BoundedCall
 
 _NAME = "hopsgpu-doctor"
-_ENDING_SECONDS = 20.0
-_BY_HAND = "end it with yarn application -kill"
-_MASTER = (
-    "make room for its application master: free memory and cores in the queue, and raise"
-    " yarn.scheduler.capacity.maximum-am-resource-percent; or use another queue (--queue)"
-)
 
 
 class NoSessionError(HopsGpuError):
-    """The application did not start; the message is YARN's or Spark's, and `log` that of Spark's
-    JVM.
+    """The error of an application that did not start; the message gives the reason.
+
+    Attributes:
+        log: the log of Spark's JVM.
+        fix: the remedy.
     """
 
     def __init__(self, message: str, log: Path, fix: str = "fix what the message says") -> None:
@@ -37,21 +33,22 @@ class NoSessionError(HopsGpuError):
 
 
 @contextlib.contextmanager
-def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -> Iterator[Any]:
+def started(conf: Mapping[str, str], cluster: ProbeCluster, seconds: float) -> Iterator[Any]:
     """Provide a SparkSession, and stop it on exit.
 
     Raises:
         NoSessionError: the session did not start in `seconds`.
     """
-    tag = f"{_NAME}-{secrets.token_hex(4)}"
-    tags = ",".join(filter(None, (conf.get("spark.yarn.tags"), tag)))
-    properties = {**conf, "spark.yarn.tags": tags}
+    name = f"{_NAME}-{secrets.token_hex(4)}"
+    properties = cluster.session_properties(conf, name)
     with _stderr_in_file() as log:
         starting = BoundedCall("hopsgpu-session", lambda: new_session(_NAME, conf=properties))
         try:
             session = starting.result(seconds)
         except TimeoutError:
-            raise NoSessionError(_given_up(manager, tag, seconds, starting), log, _MASTER) from None
+            waited = f"the application has not started within {seconds:.0f} s"
+            why, fix = cluster.give_up(name, waited, starting)
+            raise NoSessionError(why, log, fix) from None
         except HopsGpuError as error:
             raise NoSessionError(str(error), log) from error
         except Exception as error:
@@ -69,36 +66,6 @@ def first_cause(error: str) -> str:
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     thrown = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
     return next(iter(thrown or lines), "no reason given")
-
-
-def _given_up(
-    manager: ResourceManager, tag: str, seconds: float, starting: BoundedCall[Any]
-) -> str:
-    """Kill an application that does not start; return a message with YARN's reason."""
-    waited = f"the application has not started within {seconds:.0f} s"
-    try:
-        app = manager.find_by_tag(tag)
-        if app is None:
-            return f"{waited}: it has not reached the ResourceManager"
-        remains = _kill(manager, app, starting)
-    except HopsGpuError as error:
-        return f"{waited}: {error}"
-    return f"{waited}; it is {app.state}: {app.diagnostics or 'no reason given'}{remains}"
-
-
-def _kill(manager: ResourceManager, app: ApplicationState, starting: BoundedCall[Any]) -> str:
-    """Ask YARN to kill an application; return a text if it may still be running, or ""."""
-    try:
-        manager.kill(app.id, app.user)
-    except HopsGpuError as error:
-        return f"; it is still running ({error}): {_BY_HAND} {app.id}"
-    try:
-        starting.result(_ENDING_SECONDS)
-    except TimeoutError:
-        return f"; it may still be running: {_BY_HAND} {app.id}"
-    except Exception:  # noqa: BLE001 - Spark reports here that the application was killed
-        return ""
-    return f"; it has just started, and may still be running: {_BY_HAND} {app.id}"
 
 
 @contextlib.contextmanager

@@ -101,4 +101,6 @@ def _creation(facts: QueueFacts) -> str:
     chown = f"{tool}chown {shlex.quote(owner)} {shlex.join([*parents, *partitions])}"
     close = f"{tool}chmod {_PARENT_MODE} {shlex.join(parents)}"
     share = f"{tool}chmod {_PARTITION_MODE} {shlex.join(partitions)}"
-    return f"as {who}: {make}; {chown}; {close}; {share} (one directory for each node label)"
+    return (
+        f"as {who}: {make}; {chown}; {close}; {share} (one directory for each node label of YARN)"
+    )

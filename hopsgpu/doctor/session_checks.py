@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hopsgpu.backends.spark.spark_versions import other_python
-from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.control.handshake import UnreachableError
 from hopsgpu.doctor import image_checks, node_checks
-from hopsgpu.doctor.container_logs import ContainerLogs
 from hopsgpu.doctor.machine_checks import DriverMachine
+from hopsgpu.doctor.probe_cluster import ProbeCluster
 from hopsgpu.doctor.probe_gang import ProbeResult, try_nodes
 from hopsgpu.doctor.probe_session import NoSessionError, started
 from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
-from hopsgpu.doctor.yarn_checks import YarnFacts, nodes_to_inspect
 from hopsgpu.errors import Cancelled, GangTimeout
 from hopsgpu.units import count_of
 
 _SESSION_SECONDS = 120.0
 _GANG = "gang"
-_EXCLUDED = "spark.yarn.exclude.nodes"
 # Applications after the first one. Each takes about a minute.
 _MAX_RETRIES = 2
 
@@ -30,41 +26,30 @@ class Sessions:
     """Starts applications, and inspects the nodes from containers.
 
     Args:
-        yarn: state of YARN before the first application.
-        label: label of the nodes for the executors, "" for nodes without a label.
-        seconds: longest wait for containers on the nodes.
-        has_image: whether the executors run in a container image.
+        cluster: the cluster before the first application.
+        conf: Spark properties of the applications.
+        seconds: longest wait for executors on the nodes.
     """
 
     def __init__(
         self,
-        yarn: YarnFacts,
-        setting: Callable[[str], str | None],
-        manager: ResourceManager,
+        cluster: ProbeCluster,
         machine: DriverMachine,
         conf: Mapping[str, str],
-        label: str,
         seconds: float,
-        *,
-        has_image: bool = False,
     ) -> None:
-        self._yarn = yarn
-        self._logs = ContainerLogs(yarn.nodes, NodeManagers(setting))
-        self._manager = manager
+        self._cluster = cluster
         self._machine = machine
         self._conf = conf
-        self._label = label
         self._seconds = seconds
-        self._has_image = has_image
 
     def checks(self) -> Iterator[Check]:
         """Yield the checks that need an application.
 
-        If containers fail on some nodes, or do not start in time, another application inspects the
-        other nodes.
+        If executors fail on some nodes, or do not start in time, another application inspects the
+        other nodes, as far as the cluster manager can exclude nodes.
         """
-        free, skipped = nodes_to_inspect(self._yarn, self._label)
-        result = yield from self._probe_first(free)
+        result = yield from self._probe_first(self._cluster.free)
         if result is None:
             return
         for _ in range(_MAX_RETRIES):
@@ -74,24 +59,25 @@ class Sessions:
         yield from node_checks.check_nodes(
             result.facts,
             result.failed,
-            {**skipped, **result.skipped, **result.uninspected},
+            {**self._cluster.skipped, **result.skipped, **result.uninspected},
             str(result.error or ""),
             python=self._machine.python,
             spark=self._machine.spark or "",
-            totals={node.host: node.total for node in self._yarn.gpus.nodes},
+            totals={node.host: node.total for node in self._cluster.gpus.nodes},
+            remedies=self._cluster.remedies,
         )
-        if self._has_image:
+        if self._cluster.has_image:
             yield from image_checks.check_containers(result.facts)
 
     def _probe_first(self, hosts: Sequence[str]) -> Generator[Check, None, ProbeResult | None]:
         """Yield the first application's checks; return its result, None if it did not start."""
         try:
-            with started(self._conf, self._manager, _SESSION_SECONDS) as session:
+            with started(self._conf, self._cluster, _SESSION_SECONDS) as session:
                 yield ok("session", f"{session.sparkContext.applicationId} has started")
-                return try_nodes(hosts, self._logs, self._seconds) if hosts else ProbeResult()
+                return try_nodes(hosts, self._cluster, self._seconds) if hosts else ProbeResult()
         except NoSessionError as error:
             yield wrong("session", str(error), error.fix, [f"Spark's log: {error.log}"])
-        in_image = image_checks.NAMES if self._has_image else ()
+        in_image = image_checks.NAMES if self._cluster.has_image else ()
         names = (_GANG, *node_checks.NAMES, *in_image)
         yield from (unknown(name, "no session") for name in names)
         return None
@@ -99,12 +85,12 @@ class Sessions:
     def _probe_rest(self, earlier: ProbeResult) -> ProbeResult:
         """Inspect the uninspected nodes with another gang; return the result of both gangs."""
         hosts = tuple(earlier.uninspected)
-        excluded = filter(None, (self._conf.get(_EXCLUDED), *earlier.failed, *earlier.skipped))
+        conf = self._cluster.exclude(self._conf, (*earlier.failed, *earlier.skipped))
+        if conf is None:
+            return earlier
         try:
-            with started(
-                {**self._conf, _EXCLUDED: ",".join(excluded)}, self._manager, _SESSION_SECONDS
-            ):
-                result = try_nodes(hosts, self._logs, self._seconds)
+            with started(conf, self._cluster, _SESSION_SECONDS):
+                result = try_nodes(hosts, self._cluster, self._seconds)
         except NoSessionError as error:
             result = ProbeResult(skipped=dict.fromkeys(hosts, str(error)), error=error)
         return replace(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from hopsgpu.backends.spark.package_archive import ARCHIVES
 from hopsgpu.backends.spark.settings import check_gang, check_session, session_defaults
+from hopsgpu.cluster_managers.manager_table import MASTER
 from hopsgpu.doctor.report import Check, ok, wrong
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
@@ -14,15 +15,19 @@ from hopsgpu.gpu.script_archive import ALIAS
 _EXECUTORS_GPUS = "spark.executor.resource.gpu.amount"
 
 
-def session_settings(defaults: Mapping[str, str], conf: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of hopsgpu.session(conf=conf) in a plain script."""
+def session_settings(
+    master: str, defaults: Mapping[str, str], conf: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the properties of hopsgpu.session(master=master, conf=conf) in a plain script."""
     shipped = {ARCHIVES: f"#{ALIAS}"}
-    return {**defaults, "spark.master": "yarn", **session_defaults("yarn"), **conf, **shipped}
+    return {**defaults, MASTER: master, **session_defaults(master), **conf, **shipped}
 
 
-def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: int) -> Check:
+def check_settings(
+    master: str, defaults: Mapping[str, str], conf: Mapping[str, str], nodes: int
+) -> Check:
     """Check whether a session can hold gangs with one executor on each of `nodes` nodes."""
-    name, settings = "settings", session_settings(defaults, conf)
+    name, settings = "settings", session_settings(master, defaults, conf)
     try:
         check_session(settings)
         check_gang(settings.get, max(nodes, 1))

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuNode
-from hopsgpu.cluster_managers.resources import Amount
+from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus
 from hopsgpu.cluster_managers.snapshot import Node, Queue
 from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
 from hopsgpu.cluster_managers.yarn.gpu_resource import SETTING
 from hopsgpu.cluster_managers.yarn.queues import chain_of, check_queue
-from hopsgpu.core.spec import AGENT_MIB, HEAP_MIB
+from hopsgpu.doctor.node_checks import NodeRemedies
 from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
 from hopsgpu.errors import CapacityError, HopsGpuError
 from hopsgpu.units import count_of
 
-RANK_MIB = 512
-# The container of a gang of the doctor.
-CONTAINER = Amount(1, 1, RANK_MIB + HEAP_MIB + AGENT_MIB)
 _CAPACITY, _FAIR = "capacityScheduler", "fairScheduler"
 _CALCULATOR = (
     "yarn.scheduler.capacity.resource-calculator=org.apache.hadoop.yarn.util.resource"
     ".DominantResourceCalculator in capacity-scheduler.xml (yarn-scripts/capacity-scheduler.xml)"
+)
+NODE_REMEDIES = NodeRemedies(
+    discovery=(
+        "each node with GPUs needs python3 on the PATH of its containers, and NVIDIA's driver with"
+        " nvidia-smi"
+    ),
+    spark="spark.yarn.archive (or spark.yarn.jars) = the jars of Spark {version}",
+    leases=(
+        "create it as root, mode 1777; or name another one for all containers with"
+        " yarn.nodemanager.admin-env.HOPSGPU_LEASE_DIR on the nodes"
+    ),
 )
 _TYPES = "yarn-scripts/resource-types.xml to the ResourceManager and the NodeManagers"
 
@@ -151,38 +158,3 @@ def check_submission(yarn: YarnFacts, name: str) -> Check:
         return wrong("queue", seen, f"give it a share of GPUs, or {advice}")
     acls = "; YARN checks its access control at submission" if yarn.gpus.acls else ""
     return ok("queue", seen + acls)
-
-
-def nodes_to_inspect(yarn: YarnFacts, label: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return nodes with GPUs that have room for a container now, and why other nodes have none.
-
-    The label is that of the nodes for the session's executors, "" for nodes without a label.
-    """
-    free, why = [], {}
-    sizes = {node.host: node for node in yarn.nodes if node.state == "RUNNING"}
-    for gpus in yarn.gpus.nodes:
-        node = sizes.get(gpus.host)
-        if node is None:
-            why[gpus.host] = f"it is {gpus.state}"
-        elif node.partition != label:
-            why[gpus.host] = (
-                f"it has the node label {node.partition!r}, and the session asks for {label!r}"
-                " (--conf spark.yarn.executor.nodeLabelExpression)"
-            )
-        elif not gpus.free:
-            its = "its GPU is" if gpus.total == 1 else f"its {gpus.total} GPUs are"
-            why[gpus.host] = f"{its} in use{_users_text(yarn.gpus, gpus)}"
-        elif not (node.total - node.used).capacity_for(CONTAINER):
-            why[gpus.host] = f"it has {node.total - node.used} free, and {CONTAINER} are needed"
-        else:
-            free.append(gpus.host)
-    return tuple(free), why
-
-
-def _users_text(gpus: ClusterGpus, node: GpuNode) -> str:
-    users = [
-        f"{app.id} '{app.name}' of {app.user} ({app.hosts[node.host]})"
-        for app in gpus.users
-        if app.hosts.get(node.host)
-    ]
-    return f" by {join_names(users)}" if users else ""

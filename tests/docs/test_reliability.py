@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.faults import FAULTS
 from tests.faults.launches import Kind
-from tests.faults.page import PAGE, Cell, load, page, record, table
+from tests.faults.page import PAGE, STANDALONE, YARN, Cell, CellKey, load, page, record, table
 
 
 def test_the_page_is_what_the_results_are() -> None:
@@ -18,20 +18,41 @@ def test_the_page_is_what_the_results_are() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_kind_has_an_expectation_or_a_reason(fault: object) -> None:
     assert isinstance(fault, type(FAULTS[0]))
-    assert {*fault.expected, *fault.not_for} == set(Kind)
+    kinds = Kind if YARN in fault.managers else [Kind.GANG]
+    assert {*fault.expected, *fault.not_for} == set(kinds)
 
 
 def test_a_cell_has_its_seconds() -> None:
-    seen = {("it rains", Kind.GANG.value): Cell("`RankFailed`", 1.23, 0.04)}
-    assert table(seen).splitlines()[2] == "| it rains | `RankFailed`, 1.2 s; GPUs 0.0 s | – | – |"
+    seen = {
+        CellKey("it rains", Kind.GANG.value): Cell("`RankFailed`", 1.23, 0.04),
+        CellKey("it rains", Kind.GANG.value, STANDALONE): Cell("continues"),
+    }
+    lines = table(seen).splitlines()
+    assert lines[0] == "| fault | gang | elastic gang | search | gang, standalone |"
+    row = "| it rains | `RankFailed`, 1.2 s; GPUs 0.0 s | – | – | continues |"
+    assert lines[2] == row
 
 
 def test_a_later_run_replaces_what_it_has_seen(tmp_path: Path) -> None:
     file, (first, second) = tmp_path / "results.json", [fault.name for fault in FAULTS[:2]]
-    record({(second, Kind.GANG.value): Cell("old"), (first, Kind.GANG.value): Cell("a")}, file)
-    record({(second, Kind.GANG.value): Cell("new"), ("gone", Kind.GANG.value): Cell("b")}, file)
-    _, seen = load(file)
-    assert [(name, cell.outcome) for (name, _), cell in seen.items()] == [
+    gang = Kind.GANG.value
+    record({CellKey(second, gang): Cell("old"), CellKey(first, gang): Cell("a")}, file)
+    record({CellKey(second, gang): Cell("new"), CellKey("gone", gang): Cell("b")}, file)
+    dates, seen = load(file)
+    assert [*dates] == [YARN]
+    assert [(key.fault, cell.outcome) for key, cell in seen.items()] == [
         (first, "a"),
         (second, "new"),
     ]
+
+
+def test_a_run_keeps_the_results_of_another_cluster_manager(tmp_path: Path) -> None:
+    file, name = tmp_path / "results.json", FAULTS[0].name
+    on_yarn, standalone = (
+        CellKey(name, Kind.GANG.value, manager) for manager in (YARN, STANDALONE)
+    )
+    record({on_yarn: Cell("a")}, file)
+    record({standalone: Cell("b")}, file)
+    dates, seen = load(file)
+    assert [*dates] == [YARN, STANDALONE]
+    assert seen == {on_yarn: Cell("a"), standalone: Cell("b")}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.faults.faults import HEARTBEAT_SECONDS, OTHER_QUEUE
-from tests.faults.page import Cell, record, table
+from tests.faults.page import Cell, CellKey, record, table
 
 HERE = Path(__file__).parent
-SEEN = pytest.StashKey[dict[tuple[str, str], Cell]]()
+SEEN = pytest.StashKey[dict[CellKey, Cell]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -41,13 +41,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def site_conf() -> Callable[[Path], dict[str, dict[str, object]]]:
+def site_conf(is_standalone: bool) -> Callable[[Path], dict[str, dict[str, object]]]:
     """YARN gives a node up after 15 s, not ten minutes; a new ResourceManager knows all.
 
-    Half of the cluster is another queue's, which gets it back at once when it asks.
+    Half of the cluster is another queue's, which gets it back at once when it asks. A standalone
+    cluster has all that by default, apart from queues.
     """
 
-    def conf(directory: Path) -> dict[str, dict[str, object]]:
+    def conf_of_yarn(directory: Path) -> dict[str, dict[str, object]]:
         rm = "yarn.resourcemanager"
         queues, preemption = "yarn.scheduler.capacity.root", f"{rm}.monitor.capacity.preemption"
         recovery = "org.apache.hadoop.yarn.server.resourcemanager.recovery"
@@ -75,7 +76,7 @@ def site_conf() -> Callable[[Path], dict[str, dict[str, object]]]:
             },
         }
 
-    return conf
+    return (lambda directory: {}) if is_standalone else conf_of_yarn
 
 
 @pytest.fixture(scope="session", autouse=True)

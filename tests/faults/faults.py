@@ -25,7 +25,14 @@ import hopsgpu
 from hopsgpu import devcluster
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.cluster_managers.manager import ClusterManager
-from hopsgpu.devcluster.layout import DATANODE, NAMENODE, ClusterLayout
+from hopsgpu.cluster_managers.yarn.manager import YarnManager
+from hopsgpu.devcluster.layout import (
+    DATANODE,
+    NAMENODE,
+    RESOURCEMANAGERS,
+    SPARK_MASTERS,
+    ClusterLayout,
+)
 from hopsgpu.linux import comm
 from hopsgpu.storage.lake import LakePath
 from tests.bounds import HANG_SECONDS
@@ -34,6 +41,7 @@ from tests.conftest import gone, until
 from tests.contention import start_script
 from tests.faults.launches import DriverLaunch, Kind, Launch, OwnLaunch
 from tests.faults.leftovers import container_of, processes_in_containers
+from tests.faults.page import STANDALONE, YARN
 from tests.faults.training import Note
 from tests.processes import family, signal_all
 
@@ -116,9 +124,11 @@ class Case:
         return next(note for note in self.launch.notes() if note.number == number)
 
     def host(self) -> str:
-        """Return the node without our application master."""
+        """Return the node without our application master; a standalone cluster has none."""
+        if not isinstance(self.manager, YarnManager):
+            return "node2"
         tracked = self.spark.sparkContext.applicationId
-        app = self.manager.ask(f"/ws/v1/cluster/apps/{tracked}")["app"]
+        app = self.manager.resource_manager.ask(f"/ws/v1/cluster/apps/{tracked}")["app"]
         master = app["amHostHttpAddress"].partition(":")[0]
         return "node1" if master == "node2" else "node2"
 
@@ -149,6 +159,8 @@ class Fault:
         conf: settings of that driver's session.
         environ: variables of the launch's driver.
         not_for: why a kind is missing.
+        managers: the cluster managers to which it applies.
+        on_standalone: what a gang does on a standalone master, if not the same as on YARN.
     """
 
     name: str
@@ -164,6 +176,19 @@ class Fault:
     conf: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
     not_for: Mapping[Kind, str] = field(default_factory=dict)
+    managers: tuple[str, ...] = (YARN, STANDALONE)
+    on_standalone: Expected | None = None
+
+    def kinds_on(self, manager: str) -> list[Kind]:
+        """Return the kinds that are tested; on a standalone master, only a gang is."""
+        kinds = list(Kind) if manager == YARN else [Kind.GANG]
+        return [kind for kind in kinds if manager in self.managers and kind in self.expected]
+
+    def expected_on(self, manager: str, kind: Kind) -> Expected:
+        """Return what a kind does."""
+        if manager == STANDALONE and self.on_standalone is not None:
+            return self.on_standalone
+        return self.expected[kind]
 
     def options_for(self, kind: Kind) -> dict[str, Any]:
         """Return all options of a launch of this kind."""
@@ -301,7 +326,7 @@ def kill_daemon(cluster: Path, daemon: str) -> None:
 
 
 @contextlib.contextmanager
-def node_manager_killed(case: Case) -> Iterator[None]:
+def node_daemon_killed(case: Case) -> Iterator[None]:
     host = case.victim().host
     kill_daemon(case.cluster, host)
     case.launch.go_elsewhere(host)
@@ -361,7 +386,8 @@ def _libfaketime() -> str:
 
 def _clock_of(manager: ClusterManager, host: str) -> float:
     """Return how far a NodeManager's clock was ahead of ours at its last report."""
-    nodes = manager.ask("/ws/v1/cluster/nodes")["nodes"]["node"]
+    assert isinstance(manager, YarnManager)
+    nodes = manager.resource_manager.ask("/ws/v1/cluster/nodes")["nodes"]["node"]
     (reported,) = (one["lastHealthUpdate"] for one in nodes if one["nodeHostName"] == host)
     return float(reported) / 1000 - time.time()
 
@@ -751,6 +777,12 @@ FAULTS = (
         ordered("loses its GPU"),
     ),
     Fault("the executor is killed", each(*loses(_LOST)), killed(executor_of)),
+    Fault(
+        "the executor's JVM is frozen",
+        {Kind.GANG: Unharmed()},
+        frozen(executor_of),
+        managers=(STANDALONE,),
+    ),
     Fault("the agent is killed", each(*loses(_LOST)), killed(agent_of)),
     Fault(
         "the agent is frozen",
@@ -786,11 +818,20 @@ FAULTS = (
             GoesOn(r"its NodeManager was lost: it did not report"),
             GoesOn(),
         ),
-        node_manager_killed,
+        node_daemon_killed,
         holds_up=True,
         options={"placement": "spread"},
         # So many that some are on each node.
         of_kind={Kind.SEARCH: {"trials": 4, "max_concurrent": 4}},
+        managers=(YARN,),
+    ),
+    Fault(
+        "the standalone worker is killed, and stays away",
+        {Kind.GANG: Raises("RankFailed", r"its worker is DEAD")},
+        node_daemon_killed,
+        holds_up=True,
+        options={"placement": "spread"},
+        managers=(STANDALONE,),
     ),
     Fault(
         "the network between driver and node is cut for 60 s",
@@ -803,8 +844,20 @@ FAULTS = (
         options={"placement": "spread"},
         # So many that some are on each node.
         of_kind={Kind.SEARCH: {"trials": 4, "max_concurrent": 4}},
+        managers=(YARN,),
     ),
-    Fault("the ResourceManager is restarted", everywhere(Unharmed()), restarted("resourcemanager")),
+    Fault(
+        "the ResourceManager is restarted",
+        everywhere(Unharmed()),
+        restarted(RESOURCEMANAGERS[0]),
+        managers=(YARN,),
+    ),
+    Fault(
+        "the standalone master is restarted",
+        {Kind.GANG: Unharmed()},
+        restarted(SPARK_MASTERS[0]),
+        managers=(STANDALONE,),
+    ),
     Fault("the NameNode is in safe mode for 5 s", everywhere(Unharmed()), safe_mode),
     Fault("the NameNode is restarted", everywhere(Unharmed()), restarted(NAMENODE)),
     Fault("the DataNode is restarted", everywhere(Unharmed()), restarted(DATANODE)),
@@ -897,6 +950,7 @@ FAULTS = (
         preempted,
         launches=True,
         of_kind=ALL_GPUS,
+        managers=(YARN,),
     ),
     Fault(
         "the discovery of GPUs fails on one node",
@@ -919,6 +973,7 @@ FAULTS = (
         early=True,
         options={"acquire_timeout": "40s"},
         of_kind=MORE_THAN_A_NODE,
+        managers=(YARN,),
     ),
     Fault(
         "the function cannot be pickled",

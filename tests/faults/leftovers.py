@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from hopsgpu.cluster_managers.manager import ClusterManager
+from hopsgpu.core.container_ids import standalone_container
 from hopsgpu.gpu.node.leases import read_leases
 from hopsgpu.storage.lake import LakePath
 from tests.conftest import until
@@ -20,12 +21,31 @@ _SESSION = "hopsgpu-package-"
 
 
 def container_of(pid: int) -> str:
-    """Return the YARN container that a process of this machine is in, or ""."""
+    """Return the container that a process of this machine is in, or ""."""
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return ""
-    return next((e[13:].decode() for e in environ if e.startswith(b"CONTAINER_ID=")), "")
+    named = next((e[13:].decode() for e in environ if e.startswith(b"CONTAINER_ID=")), "")
+    return named or _standalone_container_of(pid)
+
+
+def _standalone_container_of(pid: int) -> str:
+    """Return the container by the command line of the executor that a process descends from.
+
+    A standalone worker starts executors without a variable that names the container.
+    """
+    while pid > 1:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except (OSError, UnicodeDecodeError):
+            return ""
+        values = dict(zip(words, words[1:], strict=False))
+        if values.keys() >= {"--app-id", "--executor-id"}:
+            return standalone_container(values["--app-id"], int(values["--executor-id"]))
+        pid = int(stat.rpartition(") ")[2].split()[1])
+    return ""
 
 
 def processes_in_containers(cluster: Path) -> dict[int, str]:
@@ -46,7 +66,7 @@ class Leftovers:
 
     Args:
         cluster: the cluster's directory.
-        manager: its ResourceManager.
+        manager: its cluster manager.
         root: root of the case on the lake.
         application: id of the tests' application, whose master goes on.
     """
@@ -61,7 +81,7 @@ class Leftovers:
         self._master = f"_{application.removeprefix('application_')}_01_000001"
 
     def gpus_back(self, ended: float) -> float:
-        """Return the seconds from the end until the ResourceManager counted no GPU in use.
+        """Return the seconds from the end until the cluster manager counted no GPU in use.
 
         Args:
             ended: when the launch had ended, by time.monotonic().
@@ -98,7 +118,10 @@ class Leftovers:
 
     def _files(self) -> set[Path]:
         """What is below the nodes' local directories, and what is named after hopsgpu in TMPDIR."""
-        local = self._cluster.glob("nodes/*/local/usercache/*/appcache/*/container_*")
+        local = [
+            *self._cluster.glob("nodes/*/local/usercache/*/appcache/*/container_*"),
+            *self._cluster.glob("nodes/*/local/spark-*/*/hopsgpu-executor-*"),
+        ]
         temporary = Path(tempfile.gettempdir()).glob("hopsgpu*")
         return {*(file for file in temporary if not file.name.startswith(_SESSION)), *local}
 

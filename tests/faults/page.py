@@ -7,21 +7,25 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 RESULTS = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+YARN, STANDALONE = "YARN", "standalone"
 
 _HEAD = """\
 # Fault injection results
 
-Results of the last run of `make faults`, on {date}. The
+Results of the last run of `make faults`: {dates}. The
 [development cluster](development-cluster.md) had two nodes with two simulated GPUs each, on two
 cores that other work may have shared. Each fault is injected into a gang of two ranks, an elastic
-gang (`workers=(1, 2)`) and a search with two concurrent trials, all without `retries`.
+gang (`workers=(1, 2)`) and a search with two concurrent trials, all without `retries`. The last
+column is a gang on a Spark standalone master with the recovery mode `FILESYSTEM`; the other columns
+are on YARN.
 
 A cell says what the launch did. "Continues" means in another world, or in another attempt of the
 trial. The seconds, where they were recorded, are from the fault until then. After the semicolon are
-the seconds from the end until the ResourceManager counted no GPU in use. The test allows
+the seconds from the end until the cluster manager counted no GPU in use. The test allows
 {back:g} s for that. A dash marks a cell that was not run, or that does not apply.
 
 The test also checks that
@@ -32,7 +36,11 @@ The test also checks that
 - the model is complete or absent.
 
 In these tests, a peer without a heartbeat for 5 s counts as lost (`spark.hopsgpu.heartbeat`), and
-YARN gives up a node after 15 s. The defaults are 30 s and 10 minutes.
+YARN gives up a node after 15 s. The defaults are 30 s and 10 minutes. The standalone master gives
+up a silent worker after 10 s; the default is 60 s.
+
+A standalone master counts a GPU as free as soon as it tells the worker to kill the executor. The
+process may end later, and the test waits for that too.
 
 <!-- written by tests/faults/page.py from tests/faults/results.json -->
 
@@ -41,6 +49,7 @@ _TAIL = """
 ## Not tested
 
 - a node's clock one hour behind: under libfaketime, Python's `time.sleep` then fails
+- elastic gangs and searches on a standalone master
 {missing}
 
 ## Tests of other projects
@@ -62,6 +71,14 @@ _TAIL = """
 """
 
 
+class CellKey(NamedTuple):
+    """The row and the column of a cell."""
+
+    fault: str
+    kind: str
+    manager: str = YARN
+
+
 @dataclass(frozen=True)
 class Cell:
     """What a fault did to one kind of launch.
@@ -70,7 +87,7 @@ class Cell:
         outcome: in words, or what failed.
         seconds: from the fault to the launch's end, or until ranks ran again; None if it did
             neither.
-        gpus_back: from the launch's end until the ResourceManager counted no GPU in use; None if
+        gpus_back: from the launch's end until the cluster manager counted no GPU in use; None if
             that was not seen.
     """
 
@@ -84,51 +101,62 @@ class Cell:
         return f"{self.outcome}{after}{back}"
 
 
-Seen = Mapping[tuple[str, str], Cell]
+Seen = Mapping[CellKey, Cell]
 
 
 def table(seen: Seen) -> str:
     """Return the cells as a table of Markdown: a row for each fault, a column for each kind."""
     from tests.faults.launches import Kind
 
-    rows = [["fault", *(kind.value for kind in Kind)], ["---"] * (1 + len(Kind))]
-    for fault in dict.fromkeys(fault for fault, _ in seen):
-        cells = (seen.get((fault, kind.value)) for kind in Kind)
+    columns = [(kind.value, YARN) for kind in Kind] + [(Kind.GANG.value, STANDALONE)]
+    titles = (kind if manager == YARN else f"{kind}, {manager}" for kind, manager in columns)
+    rows = [["fault", *titles], ["---"] * (1 + len(columns))]
+    for fault in dict.fromkeys(key.fault for key in seen):
+        cells = (seen.get(CellKey(fault, *column)) for column in columns)
         rows.append([fault, *("–" if cell is None else str(cell) for cell in cells)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def page(date: str, seen: Seen) -> str:
-    """Return the whole page."""
+def page(dates: Mapping[str, str], seen: Seen) -> str:
+    """Return the whole page.
+
+    Args:
+        dates: of the last run with each cluster manager.
+        seen: the cells.
+    """
     from tests.faults.faults import FAULTS
     from tests.faults.leftovers import BACK_SECONDS
 
     missing = [
         f"- {fault.name}, {kind}: {why}" for fault in FAULTS for kind, why in fault.not_for.items()
     ]
-    head = _HEAD.format(date=date, back=BACK_SECONDS)
+    runs = ", ".join(f"{manager} on {date}" for manager, date in dates.items())
+    head = _HEAD.format(dates=runs, back=BACK_SECONDS)
     return head + table(seen) + "\n" + _TAIL.format(missing="\n".join(missing))
 
 
-def load(file: Path = RESULTS) -> tuple[str, dict[tuple[str, str], Cell]]:
-    """Return the date of the last run and its cells."""
-    said = json.loads(file.read_text(encoding="utf-8"))
-    cells = {(one["fault"], one["kind"]): Cell(**one["cell"]) for one in said["cells"]}
-    return said["date"], cells
+def load(file: Path = RESULTS) -> tuple[dict[str, str], dict[CellKey, Cell]]:
+    """Return the date of the last run with each cluster manager, and all cells."""
+    results = json.loads(file.read_text(encoding="utf-8"))
+    cells = {
+        CellKey(row["fault"], row["kind"], row["manager"]): Cell(**row["cell"])
+        for row in results["cells"]
+    }
+    return results["dates"], cells
 
 
 def record(seen: Seen, file: Path = RESULTS) -> None:
-    """Store cells, in place of earlier ones."""
-    before = load(file)[1] if file.is_file() else {}
-    rows = [
-        {"fault": fault, "kind": kind, "cell": asdict(cell)}
-        for (fault, kind), cell in {**before, **seen}.items()
-        if fault in _known()
-    ]
+    """Store cells, in place of earlier ones; those of other cluster managers stay."""
+    dates, before = load(file) if file.is_file() else ({}, {})
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    order = list(_known())
-    rows.sort(key=lambda row: order.index(str(row["fault"])))
-    text = json.dumps({"date": today, "cells": rows}, indent=1, ensure_ascii=False)
+    dates |= {key.manager: today for key in seen}
+    order = _known()
+    cells = {key: cell for key, cell in {**before, **seen}.items() if key.fault in order}
+    rows = [
+        {**key._asdict(), "cell": asdict(cell)}
+        for key, cell in sorted(cells.items(), key=lambda item: order.index(item[0].fault))
+    ]
+    text = json.dumps({"dates": dates, "cells": rows}, indent=1, ensure_ascii=False)
     file.write_text(text + "\n", encoding="utf-8")
 
 

@@ -37,7 +37,7 @@ from tests.faults.launches import (
     OwnLaunch,
 )
 from tests.faults.leftovers import Leftovers
-from tests.faults.page import Cell
+from tests.faults.page import STANDALONE, YARN, Cell, CellKey
 
 pytestmark = [pytest.mark.usefixtures("nothing_warmed")]
 
@@ -46,12 +46,15 @@ def _slug(name: str) -> str:
     return re.sub(r"\W+", "_", name)
 
 
-CASES = [
-    pytest.param(fault, kind, id=_slug(f"{fault.name} {kind.value}"))
-    for fault in FAULTS
-    for kind in Kind
-    if kind in fault.expected
-]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "fault" in metafunc.fixturenames:
+        manager = STANDALONE if metafunc.config.getoption("standalone") else YARN
+        cases = [
+            pytest.param(fault, kind, id=_slug(f"{fault.name} {kind.value}"))
+            for fault in FAULTS
+            for kind in fault.kinds_on(manager)
+        ]
+        metafunc.parametrize(("fault", "kind"), cases)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +75,6 @@ def whole_cluster(cluster_dir: Path, manager: ClusterManager) -> None:
     assert gpus_become(manager, 0, HANG_SECONDS)
 
 
-@pytest.mark.parametrize(("fault", "kind"), CASES)
 def test_fault(
     fault: Fault,
     kind: Kind,
@@ -82,12 +84,15 @@ def test_fault(
     manager: ClusterManager,
     spark: SparkSession,
     root: LakePath,
+    is_standalone: bool,
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
     seen = request.config.stash[SEEN]
-    seen[fault.name, kind.value] = Cell("fails")
-    expected = fault.expected[kind]
+    manager_name = STANDALONE if is_standalone else YARN
+    key = CellKey(fault.name, kind.value, manager_name)
+    seen[key] = Cell("fails")
+    expected = fault.expected_on(manager_name, kind)
     leftovers = Leftovers(cluster_dir, manager, root, spark.sparkContext.applicationId)
 
     options = fault.options_for(kind)
@@ -114,7 +119,7 @@ def test_fault(
         ending = launch.ending()
         _check(ending, expected, kind)
         outcome, seconds = _told(expected, ending, after, began)
-        seen[fault.name, kind.value] = Cell(f"{outcome}; GPUs are not back", seconds)
+        seen[key] = Cell(f"{outcome}; GPUs are not back", seconds)
         if not fault.launches:
             back = leftovers.gpus_back(ending.at)
         if not (fault.launches or fault.holds_up):
@@ -122,7 +127,7 @@ def test_fault(
     if fault.launches:
         back = leftovers.gpus_back(time.monotonic())
     leftovers.check(ending.version)
-    seen[fault.name, kind.value] = Cell(outcome, seconds, back)
+    seen[key] = Cell(outcome, seconds, back)
 
 
 def _until_it_goes_on(launch: Launch, expected: Expected, there: int) -> float | None:

@@ -20,7 +20,11 @@ from hopsgpu.cluster_managers.standalone.application_page import ApplicationPage
 from hopsgpu.cluster_managers.standalone.lost_workers import lost_worker
 from hopsgpu.cluster_managers.standalone.master_answers import ListedApplication, MasterState
 from hopsgpu.cluster_managers.standalone.master_client import SECONDS, MasterClient
-from hopsgpu.cluster_managers.standalone.master_url import cluster_of, master_web_addresses
+from hopsgpu.cluster_managers.standalone.master_url import (
+    GPU_RESOURCE,
+    cluster_of,
+    master_web_addresses,
+)
 from hopsgpu.cluster_managers.standalone.token_file import token_file_of
 from hopsgpu.core.container_ids import standalone_container
 from hopsgpu.core.run_record import ApplicationReport
@@ -60,7 +64,7 @@ class StandaloneManager(ClusterManager):
         master: str,
         addresses: tuple[str, ...],
         *,
-        gpu_resource: str = "gpu",
+        gpu_resource: str = GPU_RESOURCE,
         max_cores: int | None = None,
         token_file: Path | None = None,
         seconds: tuple[float, float] = SECONDS,
@@ -87,6 +91,18 @@ class StandaloneManager(ClusterManager):
     @property
     def pages(self) -> str:
         return self._client.address
+
+    def standby_statuses(self) -> dict[str, str]:
+        """Return the status of each master besides the active one, or its error, by address."""
+        return self._client.standby_statuses()
+
+    def spark_version(self) -> str:
+        """Return the version of the active master's Spark; "" if its page does not show it.
+
+        Raises:
+            HopsGpuError: the master does not answer.
+        """
+        return self._client.spark_version()
 
     def application_page(self, application_id: str) -> str:
         return f"{self.pages}/app/?appId={quote(application_id, safe='')}" if self.pages else ""

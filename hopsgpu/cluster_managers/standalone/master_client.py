@@ -17,6 +17,7 @@ from hopsgpu.cluster_managers.http_client import (
 )
 from hopsgpu.cluster_managers.standalone.application_page import ApplicationPage, read_page
 from hopsgpu.cluster_managers.standalone.master_answers import ALIVE, MasterState, read_master
+from hopsgpu.cluster_managers.standalone.master_page import read_version
 from hopsgpu.cluster_managers.standalone.token_file import (
     TOKEN_SETTING,
     TOKEN_VARIABLE,
@@ -71,15 +72,13 @@ class MasterClient:
         statuses = []
         for address in sorted(self._addresses, key=lambda url: url != self._active_address):
             try:
-                answer = self._get(address, "/json/", "application/json").parse_json()
+                state = self._state_at(address)
             except NoAccess as error:
                 raise HopsGpuError(str(error)) from error
             except NoAnswer as error:
                 log.info("the Spark master at %s did not answer: %s", address, error)
                 statuses.append(f"{address} does not answer ({error})")
                 continue
-            with _check_form(address, "/json/"):
-                state = read_master(answer, self._gpu_resource)
             if state.status == ALIVE:
                 if address != self._active_address:
                     log.info("the Spark master at %s is active", address)
@@ -91,6 +90,26 @@ class MasterClient:
             " master up, and is this the port of its web interface (spark.hopsgpu.master.ui)? A new"
             " master recovers for spark.worker.timeout at most"
         )
+
+    def standby_statuses(self) -> dict[str, str]:
+        """Return the status of each master besides the active one, or its error, by address."""
+        statuses = {}
+        for address in self._addresses:
+            if address == self._active_address:
+                continue
+            try:
+                statuses[address] = self._state_at(address).status
+            except HopsGpuError as error:
+                statuses[address] = f"without an answer ({error})"
+        return statuses
+
+    def spark_version(self) -> str:
+        """Return the version of the Spark of the master that was active last; "" if unknown.
+
+        Raises:
+            NoAnswer: the master does not answer.
+        """
+        return read_version(self._get(self.address, "/", "text/html").text)
 
     def page(self, application_id: str) -> ApplicationPage | None:
         """Return the page of an application; None if the active master does not know it.
@@ -117,6 +136,11 @@ class MasterClient:
             raise HopsGpuError(
                 f"the Spark master at {self.address} does not answer ({error})"
             ) from error
+
+    def _state_at(self, address: str) -> MasterState:
+        answer = self._get(address, "/json/", "application/json").parse_json()
+        with _check_form(address, "/json/"):
+            return read_master(answer, self._gpu_resource)
 
     def _page_at(self, address: str, application_id: str) -> ApplicationPage | None:
         path = _APPLICATION + quote(application_id, safe="")

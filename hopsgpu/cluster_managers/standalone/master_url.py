@@ -17,6 +17,8 @@ WEB_VARIABLE = "HOPSGPU_MASTER_UI"
 _PORT_SETTING = "spark.master.ui.port"
 _PORT_VARIABLE = "SPARK_MASTER_WEBUI_PORT"
 _DEFAULT_PORT = "8080"
+# Spark's name of the resource that counts GPUs.
+GPU_RESOURCE = "gpu"
 _MAX_MASTERS = 16
 _MAX_HOST = 253
 _HOST_AND_PORT = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})")

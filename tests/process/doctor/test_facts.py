@@ -27,17 +27,17 @@ from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.devcluster.site_files import xml_text
 from hopsgpu.doctor import facts as gather
-from hopsgpu.doctor import node_probe, probe_gang, probe_session, session_checks
+from hopsgpu.doctor import node_probe, probe_gang, session_checks
 from hopsgpu.doctor.container_logs import ContainerLogs, last_reason
 from hopsgpu.doctor.machine_checks import DriverMachine
 from hopsgpu.doctor.probe_session import first_cause
+from hopsgpu.doctor.yarn_probe import YarnProbe
 from hopsgpu.errors import GangTimeout, HopsGpuError
 from hopsgpu.storage.bounded_calls import BoundedCall
 from tests.bounds import HANG_SECONDS
 from tests.unit.cluster_managers.test_cluster_gpus import yarn_answers
 from tests.unit.cluster_managers.test_resource_manager import Ticket
 from tests.unit.doctor.test_checks import CLUSTER, NODE, gpu_node, gpus
-from tests.unit.doctor.test_checks import node as yarn_node
 from tests.unit.rest import serving
 
 
@@ -51,13 +51,17 @@ def test_the_version_of_an_executors_spark_is_on_its_class_path(tmp_path: Path) 
     for name in ("spark-core_2.13-4.3.0.jar", "spark-sql_2.13-4.3.0.jar"):
         (tmp_path / "libs" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "libs" / name).touch()
-    path = "{{PWD}}:{{PWD}}/other/*:{{PWD}}/libs/*:/etc/hadoop"
+    path = {"CLASSPATH": "{{PWD}}:{{PWD}}/other/*:{{PWD}}/libs/*:/etc/hadoop"}
     assert node_probe.spark_version(path, tmp_path) == "4.3.0"
     assert node_probe.spark_version(path, tmp_path / "none") == ""
     (tmp_path / "libs" / "spark-core_2.13-4.3.0.jar").rename(
         tmp_path / "libs" / "spark-core_2.13-4.4.0-SNAPSHOT.jar"
     )
     assert spark_versions.jar_version(tmp_path / "libs") == "4.4.0-SNAPSHOT"
+    (tmp_path / "libs").rename(tmp_path / "jars")
+    worker = {"SPARK_HOME": str(tmp_path)}
+    assert node_probe.spark_version(worker, tmp_path / "none") == "4.4.0-SNAPSHOT"
+    assert node_probe.spark_version({**worker, **path}, tmp_path / "none") == ""
 
 
 LOOKS = """
@@ -178,11 +182,15 @@ def test_an_application_that_does_not_start_is_killed_where_a_ticket_is_wanted(
         raise OSError("Application application_1_2 was killed")
 
     starting = BoundedCall("starts", start)
+    no_logs: Any = None
     manager = ResourceManager(("http://127.0.0.1:1", f"http://127.0.0.1:{daemon.server_port}"))
     try:
-        said = probe_session._given_up(manager, "tag", 7.0, starting)
+        probe = YarnProbe(CLUSTER.gpus, (), {}, manager, no_logs)
+        waited = "the application has not started within 7 s"
+        said, fix = probe.give_up("tag", waited, starting)
     finally:
         daemon.killed.set()
+    assert "maximum-am-resource-percent" in fix
     assert said.startswith("the application has not started within 7 s; it is ACCEPTED: no reason")
     if refuses:
         assert "it is still running (http://127.0.0.1:1: Connection refused; " in said
@@ -227,7 +235,7 @@ def waiting(hosts: tuple[str, ...] = (), why: str = "YARN has not granted 1") ->
 
 
 def test_a_gang_whose_containers_end_again_is_not_waited_for(logs: ContainerLogs) -> None:
-    watched = probe_gang._GangWatch(["a", "b"], logs)
+    watched = probe_gang._GangWatch(["a", "b"], logs.reason)
     watched.record(waiting(), {})
     assert not watched.is_decided
     watched.record(waiting(), {"container_e1_2_3": "b", "container_e1_2_5": "elsewhere"})
@@ -251,7 +259,7 @@ class _BusyLogs:
 
 def test_a_log_that_cannot_be_read_is_tried_again() -> None:
     logs: Any = _BusyLogs()
-    watched = probe_gang._GangWatch(["a", "b"], logs)
+    watched = probe_gang._GangWatch(["a", "b"], logs.reason)
     watched.record(waiting(("a",)), {"container_1": "b"})
     assert not watched.is_decided
     watched.record(waiting(("a",)), {"container_1": "b"})
@@ -262,7 +270,7 @@ def test_a_log_that_cannot_be_read_is_tried_again() -> None:
 
 def test_a_log_is_tried_once_more_when_the_gang_ends() -> None:
     logs: Any = _BusyLogs()
-    watched = probe_gang._GangWatch(["a", "b"], logs)
+    watched = probe_gang._GangWatch(["a", "b"], logs.reason)
     watched.record(waiting(("a",)), {"container_1": "b"})
     late = GangTimeout("1 of 2 executors came", granted=1, wanted=2)
     assert watched.failure_result(late).failed == {"b": "no nvidia-smi here"}
@@ -270,7 +278,7 @@ def test_a_log_is_tried_once_more_when_the_gang_ends() -> None:
 
 def test_a_container_that_ended_without_a_log_has_failed(logs: ContainerLogs) -> None:
     late = GangTimeout("1 of 2 executors came", granted=1, wanted=2)
-    watched = probe_gang._GangWatch(["a", "b"], logs)
+    watched = probe_gang._GangWatch(["a", "b"], logs.reason)
     watched.record(waiting(("b",)), {"container_1": "a", "container_2": "b"})
     found = watched.failure_result(late)
     (why,) = found.failed.values()
@@ -278,8 +286,8 @@ def test_a_container_that_ended_without_a_log_has_failed(logs: ContainerLogs) ->
     assert set(found.uninspected) == {"b"}
 
 
-def watched_gang(came: tuple[str, ...], failed: dict[str, str], logs: Any = None) -> Any:
-    watched = probe_gang._GangWatch(["a", "b", "c"], logs)
+def watched_gang(came: tuple[str, ...], failed: dict[str, str]) -> Any:
+    watched = probe_gang._GangWatch(["a", "b", "c"], _BusyLogs().reason)
     watched.record(waiting(came), {})
     watched.failed.update(failed)
     return watched
@@ -351,13 +359,11 @@ def test_nodes_are_left_out_until_a_gang_is_whole(
     monkeypatch.setattr(session_checks, "started", played.started)
     monkeypatch.setattr(session_checks, "try_nodes", played.try_nodes)
     hosts = ("a", "b", "c", "d")
-    yarn = replace(
-        CLUSTER, gpus=gpus(*map(gpu_node, hosts)), nodes=tuple(yarn_node(host) for host in hosts)
-    )
     none: Any = None
+    cluster = YarnProbe(gpus(*map(gpu_node, hosts)), hosts, {}, none, none)
     here = DriverMachine(17, "", "3.11.7", "", "4.3.0", "4.3.0", "")
     conf = {"spark.yarn.exclude.nodes": "x"}
-    doctor = session_checks.Sessions(yarn, {}.get, none, here, conf, "", 1.0)
+    doctor = session_checks.Sessions(cluster, here, conf, 1.0)
     checks = {check.name: check for check in doctor.checks()}
     assert played.excluded == excluded
     assert (checks["discovery"].state.value, checks["discovery"].seen) == (state, seen)

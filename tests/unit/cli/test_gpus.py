@@ -75,7 +75,7 @@ root.a  -               2        4     1        3  1 (user limit in root.a)
 root.b  slow            2        2     0        -  0 (it is STOPPED)
 COULD GET: in executors of 1 GPU, 2 cores, 6144 MiB, if only you request GPUs
 
-1 GPU is in use by applications that YARN does not show to the caller, or that have just ended
+1 GPU is in use by applications that are not shown to the caller, or that have just ended
 queues have ACLs; only administrators can see who may submit where
 node2 is UNHEALTHY: ERROR no GPU can be used
 node3: the NodeManager does not describe its GPUs: timed out

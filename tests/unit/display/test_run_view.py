@@ -155,18 +155,18 @@ def test_outcomes_begin_with_what_failed(record: RunRecord, outcome: str) -> Non
             ApplicationReport("FAILED", LOST_NODE, has_ended=True),
             "lost",
             "Container released on a *lost* node\n"
-            f"YARN's state of application_1_0001: FAILED: {LOST_NODE}",
+            f"the state of application_1_0001: FAILED: {LOST_NODE}",
         ),
         (
             ApplicationReport("KILLED", "by dr.who", has_ended=True),
             "lost",
-            "by dr.who\nYARN's state of application_1_0001: KILLED",
+            "by dr.who\nthe state of application_1_0001: KILLED",
         ),
         (
             ApplicationReport("FINISHED", "", has_ended=True),
             "lost",
             "its driver on laptop ended without recording why\n"
-            "YARN's state of application_1_0001: FINISHED",
+            "the state of application_1_0001: FINISHED",
         ),
         (ApplicationReport("RUNNING", "", has_ended=False), "running", None),
         (None, "running", None),
@@ -190,7 +190,7 @@ def test_a_lost_run_whose_application_runs_says_so() -> None:
     assert shown.state == "lost" and shown.failure is not None
     assert shown.failure.words == (
         "its driver on laptop was last heard from 5m00s ago\n"
-        "YARN's state of application_1_0001: RUNNING"
+        "the state of application_1_0001: RUNNING"
     )
 
 

@@ -12,6 +12,7 @@ from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus, GpuNode, GpuType,
 from hopsgpu.cluster_managers.resources import NOTHING, Amount
 from hopsgpu.cluster_managers.snapshot import Node, Queue
 from hopsgpu.doctor import machine_checks, node_checks, settings_checks, yarn_checks
+from hopsgpu.doctor.free_nodes import nodes_to_inspect
 from hopsgpu.doctor.lake_checks import LakeFacts, check_lake
 from hopsgpu.doctor.machine_checks import DriverMachine, HadoopClient
 from hopsgpu.doctor.node_probe import (
@@ -223,35 +224,43 @@ def test_nodes_without_room_are_not_waited_for() -> None:
             node("node4", state="LOST"),
         ),
     )
-    free, why = yarn_checks.nodes_to_inspect(cluster, "")
+    free, why = nodes_to_inspect(cluster.nodes, cluster.gpus)
     assert free == ("node1",)
     assert "2 GPUs" in why["node2"] and "application_7 'nightly' of alice (2)" in why["node2"]
     assert why["node3"].startswith("it has 2 GPUs, 0 cores")
     assert why["node4"] == "it is LOST"
-    free, why = yarn_checks.nodes_to_inspect(cluster, "fast")
+    free, why = nodes_to_inspect(cluster.nodes, cluster.gpus, "fast")
     assert free == ()
     assert "'fast'" in why["node1"]
 
 
 def test_settings() -> None:
-    assert state_of(settings_checks.check_settings({}, {}, 2), "other contexts cannot yet") == "ok"
+    assert (
+        state_of(settings_checks.check_settings("yarn", {}, {}, 2), "other contexts cannot yet")
+        == "ok"
+    )
     whole = {
         "spark.master": "yarn",
         **session_defaults("yarn"),
         "spark.yarn.dist.archives": "x#hopsgpu-",
     }
     whole["spark.yarn.dist.archives"] += "discovery"
-    assert state_of(settings_checks.check_settings(whole, {}, 2), "so can every context") == "ok"
+    assert (
+        state_of(settings_checks.check_settings("yarn", whole, {}, 2), "so can every context")
+        == "ok"
+    )
     bad = {"spark.decommission.enabled": "true", "spark.excludeOnFailure.enabled": "true"}
     # Our sessions replace such defaults of a company, and not what the user asks for.
-    assert state_of(settings_checks.check_settings(bad, {}, 2)) == "ok"
-    check = settings_checks.check_settings({}, bad, 2)
+    assert state_of(settings_checks.check_settings("yarn", bad, {}, 2)) == "ok"
+    check = settings_checks.check_settings("yarn", {}, bad, 2)
     assert state_of(check, "decommission.enabled=true: set it to false") == "wrong"
     assert "excludeOnFailure" in check.details[0]
-    few = settings_checks.check_settings({}, {"spark.dynamicAllocation.maxExecutors": "1"}, 2)
+    few = settings_checks.check_settings(
+        "yarn", {}, {"spark.dynamicAllocation.maxExecutors": "1"}, 2
+    )
     assert state_of(few, "maxExecutors=1 is below the 2 executors") == "wrong"
     rapids = {"spark.executor.resource.gpu.amount": "1", "spark.task.resource.gpu.amount": "0.5"}
-    held = settings_checks.check_settings(rapids, {}, 2)
+    held = settings_checks.check_settings("yarn", rapids, {}, 2)
     assert state_of(held, "every executor holds GPUs", "spark-defaults.conf") == "wrong"
 
 
@@ -286,6 +295,7 @@ def seen(
     skipped: dict[str, str] | None = None,
     problem: str = "",
     totals: int = 2,
+    remedies: node_checks.NodeRemedies = yarn_checks.NODE_REMEDIES,
 ) -> dict[str, Check]:
     checks = node_checks.check_nodes(
         facts,
@@ -295,6 +305,7 @@ def seen(
         python="3.11.7",
         spark="4.3.0",
         totals={fact.host: totals for fact in facts},
+        remedies=remedies,
     )
     assert tuple(check.name for check in checks) == node_checks.NAMES
     return {check.name: check for check in checks}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.backends.gang_queue import QueueMember, make_queue_dir, queued
+from hopsgpu.cluster_managers.yarn.manager import YarnManager
 from hopsgpu.doctor.facts import queue_facts
 from hopsgpu.doctor.queue_checks import QueueDirectory, QueueFacts, check_gang_queue
 from hopsgpu.storage.lake import LakePath
@@ -63,7 +64,8 @@ def test_a_directory_without_the_sticky_bit_is_wrong() -> None:
 def test_facts_of_a_directory(tmp_path: Path) -> None:
     settings = {"spark.hopsgpu.locks": f"file://{tmp_path}/locks"}
     hadoop = {"yarn.resourcemanager.cluster-id": "blue"}.get
-    none = queue_facts(settings, {}, hadoop)
+    manager = YarnManager(hadoop)
+    none = queue_facts(settings, {}, hadoop, manager)
     assert (none.url, none.parents, none.partitions) == (f"file://{tmp_path}/locks/blue", (), ())
     locks = LakePath(f"file://{tmp_path}/locks")
     locks.make()
@@ -72,7 +74,7 @@ def test_facts_of_a_directory(tmp_path: Path) -> None:
     with queued(member):
         member.file_ticket(member.ticket)
         (directory / "readme.txt").write(b"")
-        facts = queue_facts(settings, {}, hadoop)
+        facts = queue_facts(settings, {}, hadoop, manager)
     assert (facts.administrator, facts.is_local, facts.problem) == ("root", True, "")
     assert (facts.waiting, dict(facts.ignored)) == (1, {member.owner: 1})
     assert [one.path for one in facts.parents] == [locks.path, f"{locks.path}/blue"]
@@ -80,7 +82,6 @@ def test_facts_of_a_directory(tmp_path: Path) -> None:
 
 
 def test_a_lake_that_refuses_is_unknown() -> None:
-    bad = queue_facts(
-        {"spark.hopsgpu.locks": "s3://bucket/x"}, {}, {"yarn.resourcemanager.cluster-id": "a"}.get
-    )
+    hadoop = {"yarn.resourcemanager.cluster-id": "a"}.get
+    bad = queue_facts({"spark.hopsgpu.locks": "s3://bucket/x"}, {}, hadoop, YarnManager(hadoop))
     assert check_gang_queue(bad).state == "unknown" and "object store" in bad.problem

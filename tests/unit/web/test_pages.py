@@ -455,7 +455,7 @@ def test_a_driver_in_yarn_has_its_log_there(root: Path) -> None:
     assert not link(RUN, f"javascript:alert(1)//{container}")[1]
     assert not link(RUN, url.replace("000001", "000009"))[1]
     told, has_link = link(OTHER, url)
-    assert not has_link and "not in YARN: the driver wrote it where it ran, on laptop" in told
+    assert not has_link and "the driver wrote it where it ran, on laptop" in told
 
 
 def test_models_and_versions(root: Path, client: TestClient, tmp_path: Path) -> None:
@@ -568,6 +568,6 @@ def test_a_silent_run_is_lost_with_yarns_reason(root: Path) -> None:
         with browser(sources) as client:
             told = words(of_run(client))
             listed = words(page(client, "/runs"))
-    assert "on a *lost* node YARN's state of application_1_0001: FAILED" in told
+    assert "on a *lost* node the state of application_1_0001: FAILED" in told
     assert "Cancel this run" not in told
     assert "on a *lost* node" in listed

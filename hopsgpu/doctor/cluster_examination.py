@@ -1,0 +1,61 @@
+"""The interface of what a kind of cluster manager adds to the examination."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+
+from hopsgpu.cluster_managers.manager import ClusterManager
+from hopsgpu.doctor.facts import Setting
+from hopsgpu.doctor.machine_checks import DriverMachine
+from hopsgpu.doctor.probe_cluster import ProbeCluster
+from hopsgpu.doctor.report import Check
+
+
+@dataclass(frozen=True)
+class ExaminedCluster:
+    """The facts of an examined cluster that the checks of all cluster managers need.
+
+    Attributes:
+        hadoop: returns a property of Hadoop's configuration, or None.
+        gpu_nodes: number of nodes with GPUs.
+        lake: root of runs and models; "" if it cannot be checked.
+        no_lake: why there is no lake; "" if nothing is to be said.
+        manager: a client of the cluster manager, for the queue of gangs; None if no configuration
+            names it.
+        probe: the cluster for the doctor's own session, or None.
+        no_probe: why there is no probe; "" if nothing is to be said.
+        refusal: why neither the lake nor a session is tried; "" if they are.
+    """
+
+    hadoop: Setting
+    gpu_nodes: int = 0
+    lake: str = ""
+    no_lake: str = ""
+    manager: ClusterManager | None = None
+    probe: ProbeCluster | None = None
+    no_probe: str = ""
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class ClusterExamination(ABC):
+    """The checks of one kind of cluster manager.
+
+    Attributes:
+        settings: Spark's properties, also those of spark-defaults.conf.
+        machine: the driver's machine.
+    """
+
+    settings: Mapping[str, str]
+    machine: DriverMachine
+
+    @property
+    @abstractmethod
+    def lake_name(self) -> str:
+        """Return the name of the check of the lake."""
+
+    @abstractmethod
+    def checks(self) -> Generator[Check, None, ExaminedCluster]:
+        """Yield the checks of the cluster, causes before their effects."""
