@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +182,7 @@ def _read(response: Response, seconds: float) -> bytes:
     is_error = response.status_code >= 300
     limit, deadline = _MAX_ERROR_BYTES if is_error else MAX_ANSWER_BYTES, time.monotonic() + seconds
     chunks, size = [], 0
-    for chunk in response.iter_content(_CHUNK_BYTES):
+    for chunk in _chunks(response):
         chunks.append(chunk)
         size += len(chunk)
         if size > limit:
@@ -192,6 +192,23 @@ def _read(response: Response, seconds: float) -> bytes:
         if time.monotonic() > deadline:
             raise NoAnswer(f"its answer did not end within {seconds:g} s")
     return b"".join(chunks)
+
+
+def _chunks(response: Response) -> Iterator[bytes]:
+    """Yield the content as it arrives, so that the caller can give up a slow answer."""
+    import requests
+    import urllib3
+
+    # `iter_content` waits until a chunk is full; urllib3 before 2.1 has nothing else.
+    read_available = getattr(response.raw, "read1", None)
+    if read_available is None:
+        yield from response.iter_content(1024)
+        return
+    try:
+        while chunk := read_available(_CHUNK_BYTES, decode_content=True):
+            yield chunk
+    except urllib3.exceptions.HTTPError as error:
+        raise requests.ConnectionError(error) from error
 
 
 def _bearer_auth(token: str) -> AuthBase:

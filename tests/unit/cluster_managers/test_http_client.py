@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import threading
+
 import pytest
 
 from hopsgpu.cluster_managers import http_client
@@ -20,21 +24,22 @@ def test_an_answer_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_answer_ends_in_time() -> None:
-    class EndlessHandler(AnsweringHandler):
+    ended = threading.Event()
+
+    class SlowHandler(AnsweringHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            try:
-                while True:
-                    self.wfile.write(b"x" * 1024)
-            except ConnectionError:  # the client has given up
-                return
+            with contextlib.suppress(ConnectionError):  # the client gives up
+                while not ended.wait(0.05):
+                    self.wfile.write(b"x")
 
     with (
-        http_server(EndlessHandler) as server,
+        http_server(SlowHandler) as server,
         pytest.raises(NoAnswer, match=r"did not end within 0\.6 s"),
     ):
         exchange("GET", f"http://127.0.0.1:{server.server_address[1]}/", (10.0, 0.1))
+    ended.set()
 
 
 def test_the_status_of_an_error_is_kept() -> None:
@@ -57,3 +62,26 @@ def test_values_that_are_no_json() -> None:
         answer = exchange("GET", f"{daemon.url}/", SECONDS)
     with pytest.raises(NoAnswer, match="not JSON"):
         answer.parse_json()
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"x" * 10**6])
+def test_compressed_answers(content: bytes) -> None:
+    class CompressingHandler(AnsweringHandler):
+        def do_GET(self) -> None:
+            self.answer(gzip.compress(content), **{"Content-Encoding": "gzip"})
+
+    with http_server(CompressingHandler) as server:
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        assert exchange("GET", url, SECONDS).body == content
+
+
+def test_an_answer_that_breaks_off() -> None:
+    class BreakingHandler(AnsweringHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"x" * 10)
+
+    with http_server(BreakingHandler) as server, pytest.raises(NoAnswer):
+        exchange("GET", f"http://127.0.0.1:{server.server_address[1]}/", SECONDS)
