@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,11 +33,13 @@ class NodeRemedies:
         discovery: for a node whose GPUs are not listed.
         spark: for a node with another Spark than the driver's; `{version}` stands for the driver's.
         leases: for a lease directory that not all users can use.
+        gang: for a gang that ended with Spark's message.
     """
 
     discovery: str
     spark: str
     leases: str
+    gang: str
 
 
 def check_nodes(
@@ -67,6 +70,8 @@ def check_nodes(
             rest[0] = wrong(
                 NAMES[1], f"the driver runs Python {python}, they {versions[0]}", _python(python)
             )
+        elif program := missing_program(problem):
+            rest[0] = wrong(NAMES[1], f"the nodes cannot run {program}", _python(python))
         return (*checks, *rest)
     return (
         *checks,
@@ -78,6 +83,12 @@ def check_nodes(
         check_gpu_events(facts),
         check_cuda(facts),
     )
+
+
+def missing_program(error: str) -> str | None:
+    """Return the executors' Python if an error says that Spark could not start it."""
+    match = re.search(r'Cannot run program "([^"]+)"', error)
+    return None if match is None else match[1]
 
 
 def check_discovery(

@@ -9,6 +9,7 @@ from hopsgpu.backends.spark.spark_versions import other_python
 from hopsgpu.control.handshake import UnreachableError
 from hopsgpu.doctor import image_checks, node_checks
 from hopsgpu.doctor.machine_checks import DriverMachine
+from hopsgpu.doctor.node_checks import NodeRemedies
 from hopsgpu.doctor.probe_cluster import ProbeCluster
 from hopsgpu.doctor.probe_gang import ProbeResult, try_nodes
 from hopsgpu.doctor.probe_session import NoSessionError, started
@@ -47,7 +48,7 @@ class Sessions:
         """Yield the checks that need an application.
 
         If executors fail on some nodes, or do not start in time, another application inspects the
-        other nodes, as far as the cluster manager can exclude nodes.
+        other nodes. A standalone master cannot exclude nodes.
         """
         result = yield from self._probe_first(self._cluster.free)
         if result is None:
@@ -55,7 +56,7 @@ class Sessions:
         for _ in range(_MAX_RETRIES):
             if result.uninspected:
                 result = self._probe_rest(result)
-        yield check_gang(result)
+        yield check_gang(result, self._cluster.remedies)
         yield from node_checks.check_nodes(
             result.facts,
             result.failed,
@@ -100,7 +101,7 @@ class Sessions:
         )
 
 
-def check_gang(result: ProbeResult) -> Check:
+def check_gang(result: ProbeResult, remedies: NodeRemedies) -> Check:
     """Check whether all executors started and reached the driver over the control channel."""
     if result.facts:
         executors = count_of(len(result.facts), "executor")
@@ -121,6 +122,6 @@ def check_gang(result: ProbeResult) -> Check:
             "set spark.hopsgpu.address to an address of this machine that the nodes reach, and"
             " spark.hopsgpu.ports to ports that the firewall lets through, such as 40000-40100",
         )
-    if other_python(str(error)):
+    if other_python(str(error)) or node_checks.missing_program(str(error)):
         return unknown(_GANG, "the executors' Python ended the gang: see the check executor python")
-    return wrong(_GANG, str(error), "fix what the message says")
+    return wrong(_GANG, str(error), remedies.gang)

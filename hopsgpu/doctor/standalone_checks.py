@@ -32,6 +32,11 @@ NODE_REMEDIES = NodeRemedies(
         "create it as root, mode 1777; or name another one with HOPSGPU_LEASE_DIR in"
         f" {_WORKER_ENV}, and restart them"
     ),
+    gang=(
+        "fix what the message says; the master also shuts an application down whose executors fail"
+        " repeatedly: their logs are in work/ of the workers, and the workers' own logs say why an"
+        " executor did not start"
+    ),
 )
 _ANSWER = (
     f"start the master, or set {WEB_SETTING} ({WEB_VARIABLE}) to the URL of its web interface, by"

@@ -29,6 +29,7 @@ NODE_REMEDIES = NodeRemedies(
         "create it as root, mode 1777; or name another one for all containers with"
         " yarn.nodemanager.admin-env.HOPSGPU_LEASE_DIR on the nodes"
     ),
+    gang="fix what the message says",
 )
 _TYPES = "yarn-scripts/resource-types.xml to the ResourceManager and the NodeManagers"
 

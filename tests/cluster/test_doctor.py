@@ -79,7 +79,7 @@ def test_a_whole_cluster_with_one_node_in_use(
         held = next(node for node in manager.nodes() if node.used.gpus == 2)
         code, found = doctor(cluster_env)
     (free,) = (node.host for node in manager.nodes() if node.host != held.host)
-    simulated = "Simulated" in found["node managers"]["seen"]
+    simulated = "simulated" in found["cuda"]["seen"]
     unknown = {"discovery", *(["cuda"] if simulated else [])}
     assert {name for name, state in states(found).items() if state != "ok"} == unknown
     assert code == 0
@@ -87,8 +87,11 @@ def test_a_whole_cluster_with_one_node_in_use(
     (why,) = found["discovery"]["details"]
     user = spark.sparkContext.applicationId
     assert re.match(f"{held.host} not checked: its 2 GPUs are in use by {user} .* \\(2\\)", why)
+    for name in ("executor python", "executor java", "executor spark"):
+        assert re.match(r"\d+\.\d+\.", found[name]["seen"]), found[name]
 
 
+@pytest.mark.yarn
 def test_what_is_wrong_before_a_session_is_told_without_one(
     cluster_env: dict[str, str], tmp_path: Path
 ) -> None:
@@ -113,6 +116,7 @@ def test_what_is_wrong_before_a_session_is_told_without_one(
     assert "session" not in found
 
 
+@pytest.mark.yarn
 @pytest.mark.soak
 def test_a_context_of_the_users_own_holds_a_gang(
     cluster_env: dict[str, str], tmp_path: Path
