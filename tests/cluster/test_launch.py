@@ -188,7 +188,7 @@ def test_executors_import_pyspark_from_bytecode(spark: SparkSession) -> None:
 def executor_jvms(cluster_dir: Path) -> set[int]:
     return {
         pid
-        for pid in processes_of(cluster_dir, b"YarnCoarseGrainedExecutorBackend")
+        for pid in processes_of(cluster_dir, b"CoarseGrainedExecutorBackend")
         if comm(pid) == "java"
     }
 
