@@ -84,13 +84,21 @@ def own_gpu() -> tuple[str, ...]:
     return hopsgpu.context().gpus
 
 
+def mark_of(container: str) -> bytes:
+    """What the environment of an executor's processes has, of this container alone."""
+    application, _, executor = container.partition("/")
+    if not executor:
+        return f"CONTAINER_ID={container}".encode()
+    return f"appId={application}&executorId={int(executor)}&".encode()
+
+
 def executor_jvm() -> int:
     """The executor's JVM: the process daemon watches it; it is the container's only java."""
-    own = os.environ["CONTAINER_ID"].encode()
+    mark = mark_of(os.environ["CONTAINER_ID"])
     for process in Path("/proc").glob("[0-9]*"):
         try:
             is_java = (process / "comm").read_text() == "java\n"
-            if is_java and b"CONTAINER_ID=" + own in (process / "environ").read_bytes():
+            if is_java and mark in (process / "environ").read_bytes():
                 return int(process.name)
         except OSError:
             continue

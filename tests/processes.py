@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from tests.conftest import until
+from tests.in_ranks import mark_of
 
 
 def processes_of(cluster: Path, command: bytes) -> set[int]:
@@ -25,7 +26,7 @@ def processes_of(cluster: Path, command: bytes) -> set[int]:
 def python_workers(cluster: Path, container: str = "") -> list[tuple[int, int]]:
     """When each of Spark's Python workers began, and its pid; the latest runs the agent.
 
-    Of all containers, or of one, by YARN's id.
+    Of all containers, or of one, by its ID.
     """
     found = []
     for pid in processes_of(cluster, b"pyspark.worker"):
@@ -35,7 +36,7 @@ def python_workers(cluster: Path, container: str = "") -> list[tuple[int, int]]:
             environ = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             continue
-        if b"pyspark.worker" in above and f"CONTAINER_ID={container}".encode() in environ:
+        if b"pyspark.worker" in above and (not container or mark_of(container) in environ):
             found.append((int(fields[19]), pid))
     return found
 

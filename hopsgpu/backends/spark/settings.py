@@ -164,8 +164,9 @@ def _master(setting: Callable[[str], str | None]) -> list[str]:
     master = setting("spark.master") or ""
     if kind_of(master) is not None:
         return []
-    what = "Kubernetes cannot" if master.startswith("k8s") else "it cannot"
-    return [f"spark.master={master}: {what} hold gangs; {master_forms()}"]
+    if master.startswith("k8s"):
+        return [f"spark.master={master}: Kubernetes cannot hold gangs; {master_forms()}"]
+    return [f"spark.master={master} cannot hold gangs; {master_forms()}"]
 
 
 def _manager_problems(setting: Callable[[str], str | None]) -> list[str]:

@@ -116,7 +116,8 @@ def plan_submission(
         )
     check_queue_option(job.queue, master)
     check_session({**properties, ARCHIVES: f"#{ALIAS}"})
-    words = ["--master", master, "--deploy-mode", mode]
+    of_master = [] if master == _YARN else ["--master", master]
+    words = [*of_master, "--deploy-mode", mode]
     if job.name is not None:
         words += ["--name", job.name]
     for name, value in requested.items():

@@ -140,8 +140,8 @@ def test_each_python_is_this_one_unless_somebody_said_otherwise(script: str) -> 
         ({"conf": {"spark.executor.instances": "2"}}, "executor.instances=2.*set it to 0"),
         ({"conf": {"spark.master": "local"}}, "spark.master=local runs on this machine only"),
         (
-            {"conf": {"spark.master": "spark://h:7077"}},
-            "spark://h:7077 cannot hold gangs; it must be yarn",
+            {"conf": {"spark.master": "mesos://h:5050"}},
+            "mesos://h:5050 cannot hold gangs; it must be yarn",
         ),
     ],
 )
@@ -508,7 +508,7 @@ def test_a_python_environment_is_on_the_lake_before_there_is_a_driver(
     (tmp_path / "given" / "mine.py").write_text("A = 1\n")
     (tmp_path / "yarn-site.xml").write_text("<configuration/>")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-    monkeypatch.setattr(ResourceManager, "queues", lambda manager: None)
+    monkeypatch.setattr(ResourceManager, "queues", lambda manager: ())
     monkeypatch.setattr(
         "hopsgpu.cluster_managers.yarn.queues.check_queue", lambda name, queues: None
     )

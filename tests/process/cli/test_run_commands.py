@@ -638,6 +638,9 @@ def test_the_root_is_where_a_session_has_it(tmp_path: Path) -> None:
     assert default_root({**environ, "SPARK_CONF_DIR": str(tmp_path)}) == "hdfs://lake/all"
     (tmp_path / "yarn-site.xml").unlink()
     del environ["HOPSGPU_ROOT"]
+    # A standalone cluster has HDFS without YARN.
+    assert default_root(environ) == "hdfs://lake/user/alice/hopsgpu"
+    (tmp_path / "core-site.xml").unlink()
     with pytest.raises(ConfigError, match="pass --root URL, or set HOPSGPU_ROOT .*HADOOP_CONF_DIR"):
         default_root(environ)
 
