@@ -36,6 +36,9 @@ from benchmarks import (
     warm,
 )
 from hopsgpu import devcluster
+from hopsgpu.devcluster.config import ClusterSpec
+from hopsgpu.devcluster.layout import node_names
+from hopsgpu.devcluster.standalone import GPU_RESOURCE
 
 # Which of them want an application of ours, a cluster, or neither.
 IN_SESSION: Mapping[str, Callable[[SparkSession], object]] = {
@@ -86,8 +89,9 @@ def main(arguments: Sequence[str]) -> None:
     if wanted & {*IN_SESSION, *ON_CLUSTER}:
         with tempfile.TemporaryDirectory(prefix="hopsgpu-bench-") as directory:
             state = Path(directory) / "cluster"
+            conf = _numbered_gpus(Path(directory)) if is_standalone else None
             try:
-                devcluster.up(state, is_standalone=is_standalone or None)
+                devcluster.up(state, is_standalone=is_standalone or None, conf=conf)
                 os.environ.update(devcluster.environment(state))
                 figures |= {n: work() for n, work in ON_CLUSTER.items() if n in wanted}
                 figures |= _in_session(wanted)
@@ -96,6 +100,21 @@ def main(arguments: Sequence[str]) -> None:
     figures |= {name: work() for name, work in ALONE.items() if name in wanted}
     Path("bench.json").write_text(json.dumps(figures, indent=1) + "\n")
     print("\nwritten to bench.json")
+
+
+def _numbered_gpus(directory: Path) -> dict[str, object]:
+    """Return the properties of Workers that list their GPUs by number.
+
+    TorchDistributor refuses the UUIDs that `spark-scripts/worker-gpus` lists.
+    """
+    size = ClusterSpec()
+    addresses = [str(number) for number in range(size.gpus_per_node)]
+    script = directory / "numbered-gpus"
+    answer = json.dumps({"name": "gpu", "addresses": addresses})
+    script.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    script.chmod(0o755)
+    discovery = {f"{GPU_RESOURCE}.discoveryScript": str(script)}
+    return {"nodes": dict.fromkeys(node_names(size.nodes), discovery)}
 
 
 def _in_session(wanted: set[str]) -> dict[str, object]:

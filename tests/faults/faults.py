@@ -271,7 +271,7 @@ def agent_of(note: Note) -> int:
             commands = [Path(f"/proc/{one}/cmdline").read_bytes() for one in (pid, above)]
         except OSError:
             continue
-        if all(b"hopsgpu.spark.daemon" in command for command in commands):
+        if all(b"pyspark.worker" in command for command in commands):
             found.append((int(stat[19]), pid))
     return max(found)[1]
 
@@ -673,9 +673,9 @@ def discovery_fails(case: Case) -> Iterator[None]:
         yield
 
 
-def ends_first(says: str) -> Raises:
+def ends_first(says: str, error: str = "RankFailed") -> Raises:
     """Return the end of a launch by the failure of rank 1."""
-    return Raises("RankFailed", rf"rank 1 on node\d \(container \S+, GPU GPU-\S+\) {says}")
+    return Raises(error, rf"rank 1 on node\d \(container \S+, GPU GPU-\S+\) {says}")
 
 
 def loses(says: str) -> tuple[Raises, GoesOn, GoesOn]:
@@ -741,8 +741,8 @@ FAULTS = (
     Fault(
         "a rank hangs (`run_timeout`)",
         each(
-            ends_first("was still running after run_timeout=15 s"),
-            ends_first("was still running after run_timeout=15 s"),
+            ends_first("was still running after run_timeout=15 s", "RunTimeout"),
+            ends_first("was still running after run_timeout=15 s", "RunTimeout"),
             TrialFails("15 s"),
         ),
         hangs,

@@ -40,7 +40,7 @@ YARN gives up a node after 15 s. The defaults are 30 s and 10 minutes. The stand
 up a silent worker after 10 s; the default is 60 s.
 
 A standalone master counts a GPU as free as soon as it tells the worker to kill the executor. The
-process may end later, and the test waits for that too.
+process ends up to 2 s later, and a frozen one 10 s later. The test waits for that too.
 
 <!-- written by tests/faults/page.py from tests/faults/results.json -->
 

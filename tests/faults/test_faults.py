@@ -122,10 +122,12 @@ def test_fault(
         seen[key] = Cell(f"{outcome}; GPUs are not back", seconds)
         if not fault.launches:
             back = leftovers.gpus_back(ending.at)
+            seen[key] = Cell(f"{outcome}; leaves something", seconds, back)
         if not (fault.launches or fault.holds_up):
             leftovers.check(ending.version)
     if fault.launches:
         back = leftovers.gpus_back(time.monotonic())
+        seen[key] = Cell(f"{outcome}; leaves something", seconds, back)
     leftovers.check(ending.version)
     seen[key] = Cell(outcome, seconds, back)
 
