@@ -365,7 +365,7 @@ class LaunchPlan:
         executors: number of executors; the largest number of an elastic gang.
         ranks_per_executor: ranks in each executor.
         shape: resources that each executor requests from the cluster manager.
-        queue: path of YARN's queue, such as "root.default"; "" on a local master.
+        queue: path of YARN's queue, such as "root.default"; "" without YARN.
         environment: variables that every rank gets with the same value.
         paths: URLs on the lake: "root", "run", "model", "resume" for the run that this run resumes
             from, and "data", or "data.NAME" for each of several tables.

@@ -40,7 +40,7 @@ def plan_of(arguments: GangArguments, run_id: str, data: Datasets | None = None)
     Raises:
         ConfigError: the application may not have so many executors, no node has GPUs of the
             requested type, or the run to resume from does not exist.
-        CapacityError: YARN can never grant the executors; nothing was requested.
+        CapacityError: the cluster can never grant the executors; nothing was requested.
         StoreError: the run to resume from cannot be read on the lake, or data that is to be read
             in place does not exist.
     """
