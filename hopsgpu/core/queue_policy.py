@@ -99,7 +99,8 @@ class Bound(Enum):
 
 
 _SIZE = r"([0-9]{1,6})x([0-9]{1,4})"
-_APPLICATION = r"([A-Za-z0-9_]{1,64})"
+# Hyphens separate the parts of a name, so that dots replace those of an application's ID.
+_APPLICATION = r"([A-Za-z0-9_.]{1,64})"
 _TICKET = re.compile(
     rf"ticket-([0-9]{{15}})-([0-9a-f]{{8}})-(gang|grow)-{_SIZE}-([0-9a-f]{{8}})"
     rf"-({'|'.join(bound.value for bound in Bound)})-([0-9])-([0-9]{{1,6}})-{_APPLICATION}"
@@ -150,7 +151,7 @@ class Ticket:
         return (
             f"ticket-{self.filed:015d}-{self.id}-{kind}-{self.executors}x{self.gpus}"
             f"-{self.queue}-{self.bound.value}-{self.passed}-{self.turns}"
-            f"-{self.application}"
+            f"-{_in_name(self.application)}"
         )
 
     @property
@@ -180,7 +181,7 @@ def parse_ticket(name: str) -> Ticket | None:
         bound=Bound(match[7]),
         passed=passed,
         turns=int(match[9]),
-        application=match[10],
+        application=_from_name(match[10]),
     )
 
 
@@ -215,7 +216,7 @@ class Offer:
     def name(self) -> str:
         return (
             f"offer-{self.id}-{self.executors}x{self.gpus}-{self.promised}-{self.queue}"
-            f"-{self.application}-{self.run[:_MAX_RUN_NAME]}"
+            f"-{_in_name(self.application)}-{self.run[:_MAX_RUN_NAME]}"
         )
 
 
@@ -230,7 +231,8 @@ def parse_offer(name: str) -> Offer | None:
     executors, gpus, promised = map(int, match.group(2, 3, 4))
     if not _is_possible_size(executors, gpus) or promised > MAX_EXECUTORS:
         return None
-    return Offer(match[1], executors, gpus, promised, match[5], match[6], match[7])
+    application = _from_name(match[6])
+    return Offer(match[1], executors, gpus, promised, match[5], application, match[7])
 
 
 def queue_tag(queue: str) -> str:
@@ -244,7 +246,16 @@ def turn_name(generation: int) -> str:
 
 def asking_name(generation: int, application: str) -> str:
     """Return the name of the file that says who has a turn."""
-    return f"asking-{generation:012d}-{application}"
+    return f"asking-{generation:012d}-{_in_name(application)}"
+
+
+def _in_name(application: str) -> str:
+    """Return the ID of an application as the names of files have it."""
+    return re.sub(r"[^A-Za-z0-9_.]", "_", application.replace("-", "."))[:64]
+
+
+def _from_name(text: str) -> str:
+    return text.replace(".", "-")
 
 
 @dataclass(frozen=True)
@@ -374,7 +385,8 @@ class _Contents:
             if _is_live(file, now):
                 self.offers.append((offer, file))
         elif (generation := _generation_of(_ASKING, file, now)) is not None:
-            self._applications[generation, file.owner] = file.name.rpartition("-")[2]
+            application = _from_name(file.name.rpartition("-")[2])
+            self._applications[generation, file.owner] = application
         elif not _DRAFT.fullmatch(file.name):
             return IgnoredReason.NAME
         return None

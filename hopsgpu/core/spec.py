@@ -399,10 +399,11 @@ class LaunchPlan:
             ranks = f"{self.spec.least} to {ranks}"
             executors = f"{self.least_executors} to {executors}"
         hosts = ", ".join(sorted(self.hosts or ()))
-        where = f"queue {self.queue}" if self.queue else "on this machine"
+        # Only an executor on a cluster has a JVM, and so a heap.
+        where = f", queue {self.queue}" if self.queue else "" if s.heap_mib else ", on this machine"
         heap = f"{s.heap_mib} MiB heap + " if s.heap_mib else ""
         lines = [
-            f"{self.spec.name}: {ranks} in {executors} of {self.ranks_per_executor}, {where}",
+            f"{self.spec.name}: {ranks} in {executors} of {self.ranks_per_executor}{where}",
             *([f"  {count_of(servers, 'parameter server')} beside them"] if servers else []),
             *([f"  GPUs of type {self.spec.gpu_type}, on {hosts}"] if hosts else []),
             f"  each executor: {count_of(s.gpus, 'GPU')}, {count_of(s.cores, 'core')},"

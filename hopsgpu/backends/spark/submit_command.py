@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hopsgpu.backends.spark.container_image import image_properties
+from hopsgpu.backends.spark.container_image import IMAGE, image_properties, refuse_image
 from hopsgpu.backends.spark.log_level import quiet
 from hopsgpu.backends.spark.package_archive import ARCHIVES
 from hopsgpu.backends.spark.settings import check_session, session_defaults
@@ -115,6 +115,8 @@ def plan_submission(
             f" clusters: remove it, or run `python {job.script}`"
         )
     check_queue_option(job.queue, master)
+    if IMAGE in properties and master != _YARN:
+        refuse_image(properties[IMAGE], f"spark.master={master}")
     check_session({**properties, ARCHIVES: f"#{ALIAS}"})
     of_master = [] if master == _YARN else ["--master", master]
     words = [*of_master, "--deploy-mode", mode]

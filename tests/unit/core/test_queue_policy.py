@@ -82,6 +82,18 @@ def test_a_ticket_is_read_from_its_name(bound: Bound) -> None:
 
 
 @pytest.mark.parametrize(
+    "application", ["application_1796050266592_0001", "app-20261130155739-0000", "spark-0f3a"]
+)
+def test_the_ids_of_every_cluster_manager_are_read(application: str) -> None:
+    given = dataclasses.replace(ticket(7), application=application)
+    assert parse_ticket(given.name) == given
+    offer = Offer("73b6a9b1", 3, 1, 0, "9d18f9e3", application, "my-run")
+    assert parse_offer(offer.name) == offer
+    files = [entry(turn_name(3)), entry(asking_name(3, application))]
+    assert read_queue(files, NOW).turn_holder == TurnHolder(application, "alice")
+
+
+@pytest.mark.parametrize(
     "name",
     ["ticket-1", "turn-000000000001", "README", ticket(1).name + "x-y", "ticket-" + "0" * 15],
 )
