@@ -960,6 +960,8 @@ FAULTS = (
         early=True,
         options={"acquire_timeout": "40s"},
         of_kind=MORE_THAN_A_NODE,
+        # The executors start, because the worker has listed its GPUs before.
+        on_standalone=Raises("GangTimeout", r" GPU-(?!GPU-)\S+ of node2 is bad: nvidia-smi failed"),
     ),
     Fault(
         "a node's clock is an hour ahead",

@@ -164,6 +164,9 @@ def _check(ending: Ending, expected: Expected, kind: Kind) -> None:
         assert sorted(states) == ["complete"] * (len(states) - 1) + ["failed"], ending
         assert re.search(expected.says, ending.says), ending.says
         return
+    if isinstance(expected, Unharmed):
+        unconfirmed = [text for text in ending.warnings if "did not confirm" in text]
+        assert not unconfirmed, unconfirmed
     again = isinstance(expected, GoesOn)
     if kind is Kind.SEARCH:
         assert set(states) == {"complete"}, ending

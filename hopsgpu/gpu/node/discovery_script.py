@@ -346,12 +346,15 @@ def select_assigned(listing: Listing, assigned: Sequence[str]) -> Listing:
     """
     by_address = {device.address: device for device in listing.devices}
     by_address.update((str(number), device) for number, device in enumerate(listing.devices))
-    missing = Readings("this node's driver does not list it")
-    devices = [
-        by_address.get(address, GpuDevice(f"GPU-{address}", readings=missing))
-        for address in assigned
-    ]
+    reason = "this node's driver does not list it"
+    devices = [by_address.get(address) or _bad_device(address, reason) for address in assigned]
     return Listing(tuple(devices), listing.is_isolated)
+
+
+def _bad_device(address: str, reason: str) -> GpuDevice:
+    """Return a device of which only the assigned address is known."""
+    uuid = f"GPU-{address}" if address.isdigit() else address
+    return GpuDevice(uuid, readings=Readings(reason))
 
 
 def _claim_assigned(assigned: Sequence[str], limits: WaitLimits) -> None:
@@ -361,8 +364,7 @@ def _claim_assigned(assigned: Sequence[str], limits: WaitLimits) -> None:
         try:
             return select_assigned(list_devices(limits.driver), assigned)
         except DriverError as error:
-            bad = Readings(str(error))
-            return Listing(tuple(GpuDevice(f"GPU-{name}", readings=bad) for name in assigned))
+            return Listing(tuple(_bad_device(address, str(error)) for address in assigned))
 
     with _watch_executor() as executor, Leases(_find_directory(os.environ, list_gpus)) as leases:
         try:
