@@ -40,6 +40,7 @@ import hashlib
 import logging
 import os
 import platform
+import shutil
 import signal
 import threading
 import time
@@ -50,8 +51,14 @@ from pathlib import Path
 
 from hopsgpu.agent.addresses import find_agent_address, held_ports
 from hopsgpu.agent.attempt_slot import AttemptSlot
+from hopsgpu.agent.container_entry import SCRATCH
 from hopsgpu.agent.daemon_client import DaemonClient, connected
-from hopsgpu.agent.daemon_start import DaemonStart
+from hopsgpu.agent.daemon_start import (
+    DaemonStart,
+    container_process,
+    daemon_directory,
+    is_listening,
+)
 from hopsgpu.agent.gpu_access import find_unopened
 from hopsgpu.agent.lake_write_check import check_lake_writable
 from hopsgpu.agent.model_upload import dump_model_files, dump_parts, read_model_dirs, upload_all
@@ -89,7 +96,28 @@ def run_agent(
         UnreachableError, ChannelError: as `connect_to_driver`.
     """
     with own_log.log_to_file(own_log.directory(Path("hopsgpu")) / own_log.AGENT_FILE, driver.log):
-        asyncio.run(_serve(driver, watched_pid, daemon_start))
+        try:
+            asyncio.run(_serve(driver, watched_pid, daemon_start))
+        finally:
+            _remove_scratch(daemon_directory(Path("hopsgpu"), watched_pid or container_process()))
+
+
+def _remove_scratch(directory: Path) -> None:
+    """Remove the executor's directory on a standalone worker if its process daemon was killed.
+
+    Otherwise the daemon removes it.
+
+    Args:
+        directory: directory of the daemon.
+    """
+    scratch = os.environ.get(SCRATCH)
+    if not scratch or is_listening(directory):
+        return
+    try:
+        shutil.rmtree(scratch)
+    except OSError as error:
+        # The worker removes it at the end of the application.
+        log.warning("cannot remove %s: %s", scratch, error)
 
 
 async def _serve(

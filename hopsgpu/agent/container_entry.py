@@ -56,9 +56,12 @@ def enter_container(addresses: Sequence[str]) -> None:
         line = read_file(Path(f"/proc/{jvm}/cmdline"))
         arguments = line.decode(errors="replace").split("\0")
         os.environ.update(variables_of(arguments, os.environ, Path.cwd()))
-        _link_directories(Path.cwd(), Path(os.environ[SCRATCH]))
-    if os.environ.get(SCRATCH) and addresses and not Path(CONTAINER_GPUS).exists():
-        _claim(addresses)
+    scratch = os.environ.get(SCRATCH)
+    if scratch:
+        # The agent of an earlier task may have removed it.
+        _link_directories(Path.cwd(), Path(scratch))
+        if addresses and not Path(CONTAINER_GPUS).exists():
+            _claim(addresses)
 
 
 def variables_of(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from hopsgpu.agent import container_entry
+from hopsgpu.agent import agent, container_entry, process_daemon
 from hopsgpu.agent.container_entry import enter_container, variables_of
 from hopsgpu.core.container_ids import describe_log, standalone_container
 
@@ -63,6 +64,24 @@ def test_the_ranks_directory_goes_with_the_executor(tmp_path: Path) -> None:
     conf = work / "__spark_conf__" / "__hadoop_conf__"
     assert conf.resolve() == work / container_entry.HADOOP_CONF
     assert scratch.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_killed_process_daemon_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_alive: bool
+) -> None:
+    scratch = tmp_path / "hopsgpu-executor-1"
+    directory = scratch / "process-daemon-7"
+    directory.mkdir(parents=True)
+    monkeypatch.setenv(container_entry.SCRATCH, str(scratch))
+    monkeypatch.chdir(directory)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(process_daemon.SOCKET)
+        if is_alive:
+            listener.listen()
+        agent._remove_scratch(directory)
+    # A living daemon removes the directory at its own end.
+    assert scratch.exists() is is_alive
 
 
 @pytest.mark.parametrize(
