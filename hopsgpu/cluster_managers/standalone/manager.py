@@ -117,8 +117,8 @@ class StandaloneManager(ClusterManager):
     def snapshot(self, application_id: str, user: str) -> Snapshot:
         """Return a snapshot of what determines the resources of an application.
 
-        The master gets one request, and one for the page of each other application that may have
-        GPUs, as long as any GPU is used.
+        The master gets one request, one for the page of the application, and one for that of each
+        other application that may have GPUs, as long as any GPU is used.
 
         Raises:
             HopsGpuError: there is no answer, or the application is not active.
@@ -291,10 +291,13 @@ class StandaloneManager(ClusterManager):
     def _pages_of(
         self, state: MasterState, our_id: str, problems: list[str]
     ) -> dict[str, ApplicationPage]:
-        """Return the pages of applications by ID, as far as they can have GPUs."""
-        if not any(node.used.gpus for node in state.nodes):
-            return {}
-        able = [application for application in state.active if application.cores]
+        """Return the pages of applications by ID: of the one's own, and of those that have GPUs."""
+        has_gpus_in_use = any(node.used.gpus for node in state.nodes)
+        able = [
+            application
+            for application in state.active
+            if application.cores and (has_gpus_in_use or application.id == own_id)
+        ]
         able.sort(key=lambda a: (a.id != our_id, not a.has_gpu_request, -a.cores, a.id))
         pages: dict[str, ApplicationPage] = {}
         unread: list[str] = []
