@@ -296,7 +296,7 @@ class StandaloneManager(ClusterManager):
         able = [
             application
             for application in state.active
-            if application.cores and (has_gpus_in_use or application.id == own_id)
+            if application.cores and (has_gpus_in_use or application.id == our_id)
         ]
         able.sort(key=lambda a: (a.id != our_id, not a.has_gpu_request, -a.cores, a.id))
         pages: dict[str, ApplicationPage] = {}

@@ -76,6 +76,14 @@ def test_pages_are_asked_for_only_while_a_gpu_is_used() -> None:
     assert [app.used for app in snapshot.applications] == [Amount(0, 0, 0)]
 
 
+def test_what_ones_own_cpu_executors_hold_is_asked_for_without_gpus_too() -> None:
+    answers = masters.answers("killed")
+    answers["/json/"]["activeapps"][0]["cores"] = 2
+    with serving(answers) as daemon:
+        manager_of(daemon).snapshot(OURS, "alice")
+        assert daemon.asked == ["/json/", f"/app/?appId={OURS}"]
+
+
 def test_an_application_without_a_page_counts_with_its_cores() -> None:
     answers = masters.answers("two_profiles")
     answers[f"/app/?appId={MALLORYS}"] = (500, "broken")
