@@ -11,12 +11,9 @@ from pyspark.sql import SparkSession
 from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.local_application import local_application
+from hopsgpu.backends.spark.spark_kinds import spark_kind_of
 from hopsgpu.backends.spark.spark_versions import pyspark_problem, refuse, version_problem
-from hopsgpu.backends.spark.standalone_application import standalone_application
-from hopsgpu.backends.spark.yarn_application import yarn_application
 from hopsgpu.cluster_managers.local_masters import is_local
-from hopsgpu.cluster_managers.manager_table import kind_of
-from hopsgpu.cluster_managers.standalone.kind import Standalone
 from hopsgpu.core.own_log import show_on_stderr
 from hopsgpu.errors import ConfigError
 
@@ -64,10 +61,8 @@ def _application(context: SparkContext) -> GangApplication:
     application: GangApplication
     if is_local(master):
         application = local_application(context, jvm)
-    elif isinstance(kind_of(master), Standalone):
-        application = standalone_application(context, jvm)
     else:
-        application = yarn_application(context, jvm)
+        application = spark_kind_of(master).attach(context, jvm)
     show_on_stderr(application.log_level)
     log.info("attached to %s: master %s, Spark %s", application.id, master, context.version)
     return application

@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from hopsgpu.backends.spark.console import gateway
 from hopsgpu.backends.spark.container_image import IMAGE, refuse_image
 from hopsgpu.backends.spark.session_builder import create_session, new_builder
 from hopsgpu.backends.spark.settings import check_session, check_submitted, is_cluster_mode
+from hopsgpu.backends.spark.spark_kinds import spark_kind_of
 from hopsgpu.backends.spark.spark_location import find_spark
 from hopsgpu.backends.spark.spark_versions import (
     is_python_supported,
@@ -26,18 +27,11 @@ from hopsgpu.backends.spark.spark_versions import (
     refuse,
     version_problem,
 )
-from hopsgpu.backends.spark.standalone_session import check_standalone, start_on_standalone
-from hopsgpu.backends.spark.yarn_session import check_yarn, start_on_yarn
-from hopsgpu.cluster_managers.kind import ManagerKind
 from hopsgpu.cluster_managers.local_masters import is_local
 from hopsgpu.cluster_managers.manager_table import (
     LOCAL_MASTER,
     default_master,
-    kind_of,
-    master_forms,
 )
-from hopsgpu.cluster_managers.standalone.kind import Standalone
-from hopsgpu.cluster_managers.yarn.kind import Yarn
 from hopsgpu.core.boundary import public
 from hopsgpu.core.image_names import check_image_name
 from hopsgpu.core.own_log import level_of, show_on_stderr
@@ -50,17 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# For each kind of cluster manager: the check of settings before a JVM is started, and the start.
-_STARTS: Mapping[
-    type[ManagerKind],
-    tuple[
-        Callable[[Mapping[str, str]], None],
-        Callable[[str, str, Mapping[str, str]], SparkSession],
-    ],
-] = {
-    Yarn: (check_yarn, start_on_yarn),
-    Standalone: (check_standalone, start_on_standalone),
-}
 _TAGS = "spark.yarn.tags"
 _OWN_TAG = re.compile(r"(^|,)hopsgpu-[0-9a-f]{12}$")
 # No other machine connects to this application's JVM, and this machine may change its network.
@@ -119,7 +102,7 @@ def session(
         refuse_image(requested[IMAGE], "a local master")
     if master is not None and not is_local(master):
         # Refuse wrong settings before a JVM is started; it alone knows spark-submit's arguments.
-        _start_of(master)[0]({"spark.master": master, **requested})
+        spark_kind_of(master).check({"spark.master": master, **requested})
     find_spark()
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
@@ -142,20 +125,7 @@ def session(
     log.info("session requested: starts one on master %s", master)
     if is_local(master):
         return _start_local(name, master, requested)
-    return _start_of(master)[1](name, master, requested)
-
-
-def _start_of(
-    master: str,
-) -> tuple[
-    Callable[[Mapping[str, str]], None], Callable[[str, str, Mapping[str, str]], SparkSession]
-]:
-    kind = kind_of(master)
-    if kind is None:
-        raise ConfigError(
-            f"this Spark application cannot hold gangs: spark.master={master}: {master_forms()}"
-        )
-    return _STARTS[type(kind)]
+    return spark_kind_of(master).start(name, master, requested)
 
 
 def _check_versions(environ: Mapping[str, str]) -> None:

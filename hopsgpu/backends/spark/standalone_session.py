@@ -14,7 +14,11 @@ from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.storage.spark_defaults import spark_defaults
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+    from hopsgpu.backends.spark.cluster_application import ClusterApplication
+    from hopsgpu.backends.spark.jvm import Jvm
 
 _PYTHON = "spark.pyspark.python"
 
@@ -29,6 +33,14 @@ def check_standalone(requested: Mapping[str, str]) -> None:
     if IMAGE in settings:
         refuse_image(settings[IMAGE], "a standalone master")
     check_session(settings)
+
+
+def attach_to_standalone(context: SparkContext, jvm: Jvm) -> ClusterApplication:
+    """Return the application of a running context; see `standalone_application`."""
+    # A late import: a session finds Spark before anything imports pyspark.
+    from hopsgpu.backends.spark.standalone_application import standalone_application
+
+    return standalone_application(context, jvm)
 
 
 def start_on_standalone(name: str, master: str, requested: Mapping[str, str]) -> SparkSession:

@@ -38,7 +38,11 @@ from hopsgpu.storage.identity import ensure_credentials
 from hopsgpu.storage.spark_defaults import spark_defaults
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+    from hopsgpu.backends.spark.cluster_application import ClusterApplication
+    from hopsgpu.backends.spark.jvm import Jvm
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +59,14 @@ def check_yarn(requested: Mapping[str, str]) -> None:
     """
     choose_gpu_resource({**spark_defaults(os.environ), **requested}, os.environ)
     check_session({**_ours(requested), ARCHIVES: f"#{ALIAS}"})
+
+
+def attach_to_yarn(context: SparkContext, jvm: Jvm) -> ClusterApplication:
+    """Return the application of a running context; see `yarn_application`."""
+    # A late import: a session finds Spark before anything imports pyspark.
+    from hopsgpu.backends.spark.yarn_application import yarn_application
+
+    return yarn_application(context, jvm)
 
 
 def start_on_yarn(name: str, master: str, requested: Mapping[str, str]) -> SparkSession:

@@ -1,0 +1,61 @@
+"""The table of what Spark's side does for each kind of cluster manager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hopsgpu.backends.spark.standalone_session import (
+    attach_to_standalone,
+    check_standalone,
+    start_on_standalone,
+)
+from hopsgpu.backends.spark.yarn_session import attach_to_yarn, check_yarn, start_on_yarn
+from hopsgpu.cluster_managers.kind import ManagerKind
+from hopsgpu.cluster_managers.manager_table import kind_of, master_forms
+from hopsgpu.cluster_managers.standalone.kind import Standalone
+from hopsgpu.cluster_managers.yarn.kind import Yarn
+from hopsgpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    from hopsgpu.backends.spark.cluster_application import ClusterApplication
+    from hopsgpu.backends.spark.jvm import Jvm
+
+
+@dataclass(frozen=True)
+class SparkKind:
+    """What Spark's side does for a kind of cluster manager.
+
+    Attributes:
+        check: checks the requested settings of a session before a JVM is started.
+        start: returns a session, given its name, its master and its requested settings.
+        attach: returns the application of a running context.
+    """
+
+    check: Callable[[Mapping[str, str]], None]
+    start: Callable[[str, str, Mapping[str, str]], SparkSession]
+    attach: Callable[[SparkContext, Jvm], ClusterApplication]
+
+
+_SPARK_KINDS: Mapping[type[ManagerKind], SparkKind] = {
+    Yarn: SparkKind(check_yarn, start_on_yarn, attach_to_yarn),
+    Standalone: SparkKind(check_standalone, start_on_standalone, attach_to_standalone),
+}
+
+
+def spark_kind_of(master: str | None) -> SparkKind:
+    """Return what Spark's side does for a master.
+
+    Raises:
+        ConfigError: the master is local, or of a kind that cannot hold gangs.
+    """
+    kind = kind_of(master)
+    if kind is None:
+        raise ConfigError(
+            f"this Spark application cannot hold gangs: spark.master={master}: {master_forms()}"
+        )
+    return _SPARK_KINDS[type(kind)]
