@@ -27,7 +27,6 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import hopsgpu
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
 
 WORKERS = 2
 BEGIN = time.monotonic()
@@ -150,28 +149,26 @@ def train(train_url: str, test_url: str, epochs: int) -> dict[str, float]:
 
 
 class GpuCount:
-    """The ResourceManager's own count of GPUs in use, printed whenever it changes."""
+    """The cluster manager's own count of GPUs in use, printed whenever it changes."""
 
-    def __init__(self, spark: SparkSession) -> None:
-        hadoop = spark.sparkContext._jsc.hadoopConfiguration()
-        self._manager = ResourceManager(web_addresses(hadoop.get))
+    def __init__(self) -> None:
         self._said: tuple[int, int] | None = None
 
     def say(self, when: str) -> int:
-        used, total = self._manager.gpus()
-        if (used, total) != self._said:
-            say(f"ResourceManager: {used} of {total} GPUs in use ({when})")
-            self._said = (used, total)
-        return used
+        gpus = hopsgpu.inventory()
+        if (gpus.used, gpus.total) != self._said:
+            say(f"the cluster: {gpus.used} of {gpus.total} GPUs in use ({when})")
+            self._said = (gpus.used, gpus.total)
+        return gpus.used
 
 
 def main() -> None:
-    say("starting Spark on YARN")
+    say("starting Spark")
     # Two CPU executors are enough for this ETL; without a limit Spark requests many, and they
     # block the gang until they have been idle for a minute.
     few = {"spark.dynamicAllocation.maxExecutors": 2, "spark.sql.shuffle.partitions": 4}
     spark = hopsgpu.session("etl-then-train", conf=few)
-    count = GpuCount(spark)
+    count = GpuCount()
     context = spark.sparkContext
     files = context._jsc.hadoopConfiguration().get("fs.defaultFS")
     lake = f"{files}/user/{context.sparkUser()}/lake/digits"
@@ -229,7 +226,7 @@ def main() -> None:
     print(f"trained                    {times.returned - times.started:6.1f} s")
     print(f"published                  {times.published - times.returned:6.1f} s")
     back = f"{times.released - times.published:6.1f} s later" if times.released else "not confirmed"
-    print(f"GPUs back at YARN          {back}")
+    print(f"GPUs back                  {back}")
     print(f"GPU seconds held           {seconds.held:6.1f}, training {seconds.training:.1f}")
     print(f"GPUs in use now            {after}")
     if result.value["accuracy"] < 0.95 or after != 0:
