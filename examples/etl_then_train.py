@@ -1,7 +1,7 @@
 """From raw rows on HDFS to a served model, in one Spark application.
 
-ETL runs on CPU executors and holds no GPU. The training takes its GPUs from YARN, all of them or
-none, and gives them back when the function returns; the application then continues.
+ETL runs on CPU executors and holds no GPU. The training takes its GPUs from the cluster, all of
+them or none, and gives them back when the function returns; the application then continues.
 
     eval "$(hopsgpu cluster env)"          # or your own cluster's HADOOP_CONF_DIR
     python examples/etl_then_train.py
