@@ -199,6 +199,7 @@ def project(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.yarn
 def test_in_cluster_mode_all_travels_and_the_exit_code_comes_back(
     env: dict[str, str], gpus_back: Callable[[], int], project: Path
 ) -> None:
