@@ -48,6 +48,10 @@ LIGHT_LONGEST += tests/process/gpu/test_discovery_script.py
 LIGHT_LONGEST += $(addprefix tests/process/agent/test_,fork_server.py trials.py)
 LIGHT_LONGEST += $(addprefix tests/contract/test_,checkpoints.py publication_kills.py models.py)
 LIGHT_LONGEST += $(addprefix tests/contract/test_,gang_queue.py usage.py)
+# What a standalone master must do as YARN does.
+ACCEPTANCE := launch.py lease.py ranks.py search.py elastic.py score.py run.py attempts.py data.py
+ACCEPTANCE += killed_driver.py inventory.py doctor.py checkpoints.py packages.py notebook.py
+ACCEPTANCE := $(addprefix tests/cluster/test_,$(ACCEPTANCE) standalone.py)
 # What repeats or varies other tests, or takes long.
 SOAK := $(wildcard tests/soak/test_*.py)
 SOAK += $(wildcard tests/contract/test_*.py tests/screens/test_*.py)

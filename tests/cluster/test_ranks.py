@@ -580,6 +580,8 @@ def test_reports_reach_the_status_the_result_and_the_record(
         assert told == [(step, {"loss": 1.0 / (step + 1), "rank": rank}) for step in range(5)]
 
 
+# Elsewhere nobody counts the memory of ranks, so that Spark's daemon need not adopt them.
+@pytest.mark.yarn
 def test_sparks_python_daemon_that_is_killed_takes_nobody_along(
     gang: hopsgpu.Gang, tmp_path: Path
 ) -> None:
