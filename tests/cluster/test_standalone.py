@@ -20,6 +20,8 @@ import pytest
 from hopsgpu import devcluster
 from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.cluster_managers.manager_table import configured_manager
+from hopsgpu.monitoring.observation import Monitor
+from hopsgpu.web.page_sources import live_sources
 from tests.bounds import HANG_SECONDS
 from tests.cluster.test_standalone_lifecycle import hopsgpu as cluster_command
 from tests.cluster.test_standalone_lifecycle import kill
@@ -158,7 +160,7 @@ def test_a_job_with_its_modules(
     assert [(steps, world) for steps, _, world in values] == [(8, 2), (8, 2)]
     assert len({gpu for _, gpus, _ in values for gpu in gpus}) == 2
     assert url.startswith("hdfs://") and released < 10.0
-    assert "a line of logging" in ran.stderr
+    assert "a line of logging" in ran.stdout
     # The master knows the end of the application, and the record leads to it.
     run = json.loads(hopsgpu(env, "runs", "--json").stdout)[0]
     assert re.fullmatch(r"app-\d{14}-\d{4}", run["application"])
@@ -178,7 +180,8 @@ def test_what_a_standalone_master_lacks_is_refused(
     ):
         ran = hopsgpu(env, "submit", *words, script)
         assert ran.returncode == 1 and refusal in ran.stderr, (words, ran.stderr)
-    ran = hopsgpu(env, "submit", "--master", "spark://127.0.0.1:1", script)
+    nobody = "spark.hopsgpu.master.ui=http://127.0.0.1:1"
+    ran = hopsgpu(env, "submit", "--conf", nobody, script)
     assert ran.returncode == 1 and "does not answer" in ran.stderr, ran.stderr
 
 
@@ -227,8 +230,8 @@ def test_a_killed_driver_holds_no_gpu(env: dict[str, str], manager: ClusterManag
         assert gpus_become(manager, 0)
 
 
-def test_the_listing_names_who_has_gpus(
-    cluster: Path, env: dict[str, str], manager: ClusterManager
+def test_listing_pages_and_exporter_say_who_has_gpus(
+    env: dict[str, str], manager: ClusterManager
 ) -> None:
     with start_script(env, HOLDER) as driver:
         assert driver.stdin is not None and driver.stdout is not None
@@ -242,4 +245,10 @@ def test_the_listing_names_who_has_gpus(
         assert sum(user["hosts"].values()) == 2
         table = hopsgpu(env, "gpus").stdout
         assert "holder" in table and "node1" in table
+        sources = live_sources((), env)
+        assert sources.cluster().used == 2
+        assert sources.pages.application(user["id"]) == manager.application_page(user["id"])
+        look = Monitor(env, lambda: ((), ()), lambda line: None).look()
+        assert look.gpus is not None and look.gpus.used == 2
+        assert look.sources["resource_manager"].is_up
         driver.communicate(timeout=HANG_SECONDS)
