@@ -37,7 +37,7 @@ HADOOP_CONF = "__hopsgpu_hadoop_conf__"
 _SHIPPED_CONF = Path("__spark_conf__/__hadoop_conf__")
 # The directory of the ranks, below the executor's.
 _RANKS = Path("hopsgpu")
-# Of the executor's program (org.apache.spark.executor.CoarseGrainedExecutorBackend).
+# The options of the executor's program (org.apache.spark.executor.CoarseGrainedExecutorBackend).
 _OPTIONS = ("--executor-id", "--hostname", "--app-id")
 # The waits of the discovery script for the driver's answer and for leases are shorter.
 _CLAIM_SECONDS = 180.0

@@ -30,6 +30,11 @@ class ManagerKind(ABC):
         """Return the Spark properties that sessions need only here, unless the user sets them."""
 
     @property
+    def fallback_settings(self) -> Mapping[str, str]:
+        """Return the Spark properties that sessions get where spark-defaults.conf has none."""
+        return {}
+
+    @property
     @abstractmethod
     def has_shell(self) -> bool:
         """Return whether a shell starts the executors, so that it interprets some properties."""

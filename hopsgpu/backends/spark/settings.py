@@ -55,10 +55,19 @@ _COMMON_DEFAULTS: Mapping[str, str] = {
 }
 
 
-def session_defaults(master: str | None) -> dict[str, str]:
-    """Return the settings of sessions with a master, unless the user sets them."""
+def session_defaults(
+    master: str | None, configured: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Return the settings of sessions with a master, unless the user sets them.
+
+    Args:
+        configured: properties of spark-defaults.conf, which precede a few of the settings.
+    """
     kind = kind_of(master)
-    return {**_COMMON_DEFAULTS, **(kind.session_settings if kind is not None else {})}
+    if kind is None:
+        return dict(_COMMON_DEFAULTS)
+    fallback = {k: v for k, v in kind.fallback_settings.items() if k not in (configured or {})}
+    return {**_COMMON_DEFAULTS, **kind.session_settings, **fallback}
 
 
 def check_session(properties: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""The table of what Spark's side does for each kind of cluster manager."""
+"""The table of the functions of Spark's side, by kind of cluster manager."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SparkKind:
-    """What Spark's side does for a kind of cluster manager.
+    """The functions of Spark's side for a kind of cluster manager.
 
     Attributes:
         check: checks the requested settings of a session before a JVM is started.

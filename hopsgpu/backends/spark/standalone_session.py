@@ -29,7 +29,9 @@ def check_standalone(requested: Mapping[str, str]) -> None:
     Raises:
         ConfigError: a setting prevents gangs.
     """
-    settings = {**session_defaults(requested["spark.master"]), **requested}
+    configured = spark_defaults(os.environ)
+    ours = session_defaults(requested["spark.master"], configured)
+    settings = {**configured, **ours, **requested}
     if IMAGE in settings:
         refuse_image(settings[IMAGE], "a standalone master")
     check_session(settings)
@@ -55,14 +57,14 @@ def start_on_standalone(name: str, master: str, requested: Mapping[str, str]) ->
     from hopsgpu.backends.spark.attachment import application_of
 
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    settings = {**session_defaults(master), **requested, "spark.master": master}
+    environment = dict(spark_defaults(os.environ))
     if is_submitted:
-        # The settings of spark-submit, including spark-defaults.conf, are the user's settings.
         SparkContext._ensure_initialized()
         environment = dict(SparkConf().getAll())
+    settings = {**session_defaults(master, environment), **requested, "spark.master": master}
+    if is_submitted:
+        # The settings of spark-submit, including spark-defaults.conf, are the user's settings.
         settings = {**settings, **environment, **requested}
-    else:
-        environment = dict(spark_defaults(os.environ))
     check_standalone({**environment, **settings})
     # Spark itself waits for a minute for a master that does not answer.
     required_kind(master).connect({**environment, **settings}, os.environ).check_submission()

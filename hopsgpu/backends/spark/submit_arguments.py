@@ -210,7 +210,7 @@ def submit_arguments(
         joined = _shipped_by_yarn(properties, shipped)
     else:
         joined = _shipped_by_driver(properties, shipped)
-    ours, last = [*_confs({**session_defaults(master), **named})], [*_confs(joined)]
+    ours, last = [*_confs({**session_defaults(master, properties), **named})], [*_confs(joined)]
     words = [word for option in options for word in option]
     line = ["--master", master, *ours, *words, *last, *rest]
     # A job file contains the script's arguments.

@@ -108,7 +108,8 @@ def plan_submission(
     if mode == "cluster" and job.tag:
         requested[_TAGS] = ",".join(filter(None, ({**defaults, **requested}.get(_TAGS), job.tag)))
     master = requested.pop(MASTER, None) or _default_master(defaults)
-    properties = {**defaults, **session_defaults(master), **requested, MASTER: master, _MODE: mode}
+    ours = session_defaults(master, defaults)
+    properties = {**defaults, **ours, **requested, MASTER: master, _MODE: mode}
     if is_local(master):
         raise ConfigError(
             f"spark.master={master} runs on this machine only, and `hopsgpu submit` is for"
