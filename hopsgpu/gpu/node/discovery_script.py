@@ -366,17 +366,19 @@ def _claim_assigned(assigned: Sequence[str], limits: WaitLimits) -> None:
         except DriverError as error:
             return Listing(tuple(_bad_device(address, str(error)) for address in assigned))
 
+    try:
+        _lease_assigned(len(assigned), list_gpus, limits)
+    except (DiscoveryFailure, LeaseError, OSError) as error:
+        # The driver learns the reason from the executor, which gets no rank.
+        _log(str(error))
+        unusable = Readings(str(error))
+        gpus = [device._replace(readings=unusable) for device in list_gpus().devices]
+        write_container_gpus(gpus, is_isolated=False)
+
+
+def _lease_assigned(amount: int, list_gpus: Callable[[], Listing], limits: WaitLimits) -> None:
     with _watch_executor() as executor, Leases(_find_directory(os.environ, list_gpus)) as leases:
-        try:
-            devices, is_isolated = acquire_gpus(
-                len(assigned), leases, list_gpus, limits, os.environ
-            )
-        except DiscoveryFailure as failure:
-            _log(str(failure))
-            unusable = Readings(str(failure))
-            gpus = [device._replace(readings=unusable) for device in list_gpus().devices]
-            write_container_gpus(gpus, is_isolated=False)
-            return
+        devices, is_isolated = acquire_gpus(amount, leases, list_gpus, limits, os.environ)
         leases.write_owner(owner(os.environ, executor.pid))
         with start_keepers(leases, executor) as keep_leases:
             write_container_gpus(devices, is_isolated)

@@ -117,6 +117,12 @@ def test_an_assigned_gpu_that_the_driver_does_not_list_is_bad(told: Node) -> Non
     assert lost["state"] == "bad" and "does not list it" in lost["reason"]
 
 
+def test_without_a_directory_of_leases_assigned_gpus_are_bad(node: Node) -> None:
+    node.environ["HOPSGPU_LEASE_DIR"] = "not/absolute"
+    (gpu_,) = node.claim([UUIDS[0]])
+    assert gpu_["state"] == "bad" and "must be an absolute path" in gpu_["reason"]
+
+
 def test_without_a_driver_assigned_gpus_are_bad(node: Node) -> None:
     node.play([gpu(0)], smi_fails="driver mismatch")
     (lost,) = node.claim(["0"])
