@@ -64,18 +64,19 @@ def session(
 ) -> SparkSession:
     """Return a SparkSession that can hold gangs and releases their GPUs.
 
-    The session runs on YARN. It runs on this machine if the master is local[N] or local[*], or if
-    neither a Hadoop configuration (HADOOP_CONF_DIR) nor a master is given; a line on stderr then
-    says so. A session on YARN has dynamic allocation without a minimum, and the settings of
-    docs/how-it-works.md; the discovery script is shipped to the nodes. If an application already
+    The session runs on YARN or on a standalone master. It runs on this machine if the master is
+    local[N] or local[*], or if neither a Hadoop configuration (HADOOP_CONF_DIR) nor a master is
+    given; a line on stderr then says so. A session on a cluster has dynamic allocation without a
+    minimum, and the settings of docs/how-it-works.md; on YARN, the discovery script is shipped to
+    the nodes. If an application already
     runs, or the driver runs in YARN (cluster mode), the settings are only checked: it is too late
     to ship the script.
 
     Args:
         name: name of the application.
-        master: "yarn", "local[*]" or "local[N]"; by default spark-submit's, else "yarn" if
-            HADOOP_CONF_DIR or YARN_CONF_DIR is set, else that of spark-defaults.conf, else
-            "local[*]".
+        master: "yarn", "spark://HOST:PORT", "local[*]" or "local[N]"; by default spark-submit's,
+            else that of spark-defaults.conf if it is a cluster's, else "yarn" if HADOOP_CONF_DIR or
+            YARN_CONF_DIR is set, else that of spark-defaults.conf, else "local[*]".
         conf: more Spark properties, which override hopsgpu's. Properties that prevent gangs are
             refused.
         image: container image in which all executors run, by YARN's Docker runtime (or runc, with
@@ -88,7 +89,7 @@ def session(
             message says how to fix it); or the call is in a rank. Nothing was started.
         CapacityError: the queue (`spark.yarn.queue`) accepts no applications; nothing was
             submitted.
-        HopsGpuError: the ResourceManager does not answer.
+        HopsGpuError: the cluster manager does not answer.
     """
     if VARIABLE in os.environ:
         raise ConfigError(
@@ -203,7 +204,9 @@ def _check_conf(
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"name={name!r}: must be a string, the application's name")
     if master is not None and not isinstance(master, str):
-        raise ConfigError(f"master={master!r}: must be 'yarn', 'local[*]', 'local[N]' or None")
+        raise ConfigError(
+            f"master={master!r}: must be 'yarn', 'spark://HOST:PORT', 'local[*]', 'local[N]' or None"
+        )
     if conf is not None and not isinstance(conf, Mapping):
         raise ConfigError(f"conf={conf!r}: must be a mapping of Spark properties to values")
     settings = {}
