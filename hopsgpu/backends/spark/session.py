@@ -205,7 +205,8 @@ def _check_conf(
         raise ConfigError(f"name={name!r}: must be a string, the application's name")
     if master is not None and not isinstance(master, str):
         raise ConfigError(
-            f"master={master!r}: must be 'yarn', 'spark://HOST:PORT', 'local[*]', 'local[N]' or None"
+            f"master={master!r}: must be 'yarn', 'spark://HOST:PORT', 'local[*]', 'local[N]' or"
+            " None"
         )
     if conf is not None and not isinstance(conf, Mapping):
         raise ConfigError(f"conf={conf!r}: must be a mapping of Spark properties to values")
