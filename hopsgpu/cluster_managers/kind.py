@@ -47,6 +47,10 @@ class ManagerKind(ABC):
     def find_problems(self, setting: Callable[[str], str | None]) -> list[str]:
         """Return the settings that prevent gangs here: name, value, and what to set."""
 
+    def find_refusals(self, setting: Callable[[str], str | None]) -> list[str]:
+        """Return the settings that prevent gangs here, and that a session does not replace."""
+        return []
+
     @abstractmethod
     def settle_seconds(self, setting: Callable[[str], str | None]) -> float:
         """Return the seconds within which Spark's requests have reached the cluster manager."""

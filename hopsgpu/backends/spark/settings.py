@@ -87,6 +87,7 @@ def check_session(properties: Mapping[str, str]) -> None:
     kind = kind_of(setting("spark.master"))
     has_shell = kind is not None and kind.has_shell
     unset = [*_memory(setting), *(shell_findings(properties) if has_shell else ())]
+    unset += kind.find_refusals(setting) if kind is not None else []
     if findings:
         mend = "hopsgpu.session() sets all of this for a new application"
         if kind is not None and kind.has_shell and is_cluster_mode(setting):

@@ -32,19 +32,21 @@ class Standalone(ManagerKind):
         return _MASTER.fullmatch(master.strip()) is not None
 
     def find_problems(self, setting: Callable[[str], str | None]) -> list[str]:
-        findings = []
+        if setting(_CORES) is not None:
+            return []
+        return [
+            f"{_CORES} is not set: the CPU executors take all cores of the workers, and gangs get"
+            " none; set it to 1 or another number"
+        ]
+
+    def find_refusals(self, setting: Callable[[str], str | None]) -> list[str]:
         mode = setting(_MODE) or "client"
-        if mode != "client":
-            findings.append(
-                f"{_MODE}={mode}: a standalone master runs no Python drivers; use client mode on a"
-                " machine that the workers reach"
-            )
-        if setting(_CORES) is None:
-            findings.append(
-                f"{_CORES} is not set: the CPU executors take all cores of the workers, and gangs"
-                " get none; set it to 1 or another number"
-            )
-        return findings
+        if mode == "client":
+            return []
+        return [
+            f"{_MODE}={mode}: a standalone master runs no Python drivers; use client mode on a"
+            " machine that the workers reach"
+        ]
 
     def settle_seconds(self, setting: Callable[[str], str | None]) -> float:
         return _SETTLE_SECONDS
