@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hopsgpu.backends.spark.console import gateway
 from hopsgpu.backends.spark.container_image import IMAGE, refuse_image
-from hopsgpu.backends.spark.session_builder import create_session, new_builder
+from hopsgpu.backends.spark.session_builder import attach_or_stop, create_session, new_builder
 from hopsgpu.backends.spark.settings import check_session, check_submitted, is_cluster_mode
 from hopsgpu.backends.spark.spark_kinds import spark_kind_of
 from hopsgpu.backends.spark.spark_location import find_spark
@@ -165,8 +165,6 @@ def _start_local(name: str, master: str, requested: Mapping[str, str]) -> SparkS
     """
     from pyspark import SparkConf, SparkContext
 
-    from hopsgpu.backends.spark.attachment import application_of
-
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = {**_LOCAL_DEFAULTS, **requested, "spark.master": master}
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
@@ -174,13 +172,7 @@ def _start_local(name: str, master: str, requested: Mapping[str, str]) -> SparkS
     environment = dict(SparkConf().getAll())
     if is_cluster_mode(environment.get):
         check_submitted(environment.get, {"spark.master": master})
-    session = create_session(new_builder(name, settings))
-    try:
-        application_of(session)
-    except BaseException:
-        session.stop()
-        raise
-    return session
+    return attach_or_stop(create_session(new_builder(name, settings)))
 
 
 def _check_running(facts: dict[str, str], requested: Mapping[str, str]) -> None:

@@ -45,6 +45,22 @@ def new_builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
     return builder
 
 
+def attach_or_stop(session: SparkSession) -> SparkSession:
+    """Return a session that can hold gangs; stop it if it cannot.
+
+    Raises:
+        ConfigError: a setting prevents gangs, or an option `spark.hopsgpu.*` is invalid.
+    """
+    from hopsgpu.backends.spark.attachment import application_of
+
+    try:
+        application_of(session)
+    except BaseException:
+        session.stop()
+        raise
+    return session
+
+
 def create_session(
     builder: SparkSession.Builder, clear: Callable[[], None] = lambda: None
 ) -> SparkSession:

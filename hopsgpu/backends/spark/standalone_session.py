@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 from hopsgpu.backends.spark.console import gateway
 from hopsgpu.backends.spark.container_image import IMAGE, refuse_image
-from hopsgpu.backends.spark.session_builder import choose_python, create_session, new_builder
+from hopsgpu.backends.spark.session_builder import (
+    attach_or_stop,
+    choose_python,
+    create_session,
+    new_builder,
+)
 from hopsgpu.backends.spark.settings import check_session, session_defaults
 from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.storage.spark_defaults import spark_defaults
@@ -54,8 +59,6 @@ def start_on_standalone(name: str, master: str, requested: Mapping[str, str]) ->
     """
     from pyspark import SparkConf, SparkContext
 
-    from hopsgpu.backends.spark.attachment import application_of
-
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     environment = dict(spark_defaults(os.environ))
     if is_submitted:
@@ -71,10 +74,4 @@ def start_on_standalone(name: str, master: str, requested: Mapping[str, str]) ->
     choose_python(settings.get(_PYTHON))
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
-    session = create_session(new_builder(name, settings))
-    try:
-        application_of(session)
-    except BaseException:
-        session.stop()
-        raise
-    return session
+    return attach_or_stop(create_session(new_builder(name, settings)))
