@@ -68,15 +68,14 @@ def session(
     local[N] or local[*], or if neither a Hadoop configuration (HADOOP_CONF_DIR) nor a master is
     given; a line on stderr then says so. A session on a cluster has dynamic allocation without a
     minimum, and the settings of docs/how-it-works.md; on YARN, the discovery script is shipped to
-    the nodes. If an application already
-    runs, or the driver runs in YARN (cluster mode), the settings are only checked: it is too late
-    to ship the script.
+    the nodes. If an application already runs, or the driver runs in YARN (cluster mode), the
+    settings are only checked: it is too late to ship the script.
 
     Args:
         name: name of the application.
-        master: "yarn", "spark://HOST:PORT", "local[*]" or "local[N]"; by default spark-submit's,
-            else that of spark-defaults.conf if it is a cluster's, else "yarn" if HADOOP_CONF_DIR or
-            YARN_CONF_DIR is set, else that of spark-defaults.conf, else "local[*]".
+        master: "yarn", "spark://HOST:PORT", "local[*]" or "local[N]"; by default spark-submit's;
+            else that of spark-defaults.conf if it is a cluster's; else "yarn" if HADOOP_CONF_DIR or
+            YARN_CONF_DIR is set. Without any, the one of spark-defaults.conf, else "local[*]".
         conf: more Spark properties, which override hopsgpu's. Properties that prevent gangs are
             refused.
         image: container image in which all executors run, by YARN's Docker runtime (or runc, with

@@ -117,8 +117,8 @@ class StandaloneManager(ClusterManager):
     def snapshot(self, application_id: str, user: str) -> Snapshot:
         """Return a snapshot of what determines the resources of an application.
 
-        The master gets one request, one for the page of the application, and one for that of each
-        other application that may have GPUs, as long as any GPU is used.
+        The master gets one request for its state and one for the page of the application. While a
+        GPU is used, it also gets one for each other application that may have GPUs.
 
         Raises:
             HopsGpuError: there is no answer, or the application is not active.
