@@ -107,8 +107,8 @@ def _start(name: str, requested: Mapping[str, str]) -> SparkSession:
         )
     elif _PYTHON in requested:
         os.environ["PYSPARK_PYTHON"] = requested[_PYTHON]
-    # Start the JVM as the context would. Only the JVM knows spark-defaults.conf and the arguments
-    # of spark-submit, whose files must still be shipped.
+    # Start the JVM as the context would. Only the JVM knows spark-defaults.conf and spark-submit's
+    # arguments, and the files that they name must still be shipped.
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     with bytecode_of_new_jvm():
         SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)

@@ -124,7 +124,7 @@ class StandaloneManager(ClusterManager):
             HopsGpuError: there is no answer, or the application is not active.
         """
         state = self._client.state()
-        ours = _active(state, application_id)
+        ours = _find(state.active, application_id)
         if ours is None:
             raise HopsGpuError(self._explain_absence(state, application_id))
         problems: list[str] = []
@@ -197,7 +197,7 @@ class StandaloneManager(ClusterManager):
     def why_lost(self, application_id: str, reason: str, host: str) -> str:
         try:
             state = self._client.state()
-            if _active(state, application_id) is None:
+            if _find(state.active, application_id) is None:
                 cause = self._explain_absence(state, application_id)
             else:
                 cause = lost_worker(host, state.nodes)
@@ -211,7 +211,7 @@ class StandaloneManager(ClusterManager):
         A master knows no reason of an end. If the driver was killed, the state is FINISHED too.
         """
         state = self._client.state()
-        if _active(state, application_id) is not None:
+        if _find(state.active, application_id) is not None:
             return ""
         return f"{self._find_ended(state, application_id).state}: (the master knows no reason)"
 
@@ -219,7 +219,7 @@ class StandaloneManager(ClusterManager):
         if not APPLICATION.fullmatch(application_id):
             return None
         state = self._client.state()
-        application = _active(state, application_id)
+        application = _find(state.active, application_id)
         if application is not None:
             return _report_of(application, has_ended=False)
         return _report_of(self._find_ended(state, application_id), has_ended=True)
@@ -238,16 +238,15 @@ class StandaloneManager(ClusterManager):
         return {worker: self._hosts.get(worker, worker) for worker in workers}
 
     def _find_ended(self, state: MasterState, application_id: str) -> ListedApplication:
-        for application in state.completed:
-            if application.id == application_id:
-                return application
-        raise HopsGpuError(self._explain_absence(state, application_id))
+        ended = _find(state.completed, application_id)
+        if ended is None:
+            raise HopsGpuError(self._explain_absence(state, application_id))
+        return ended
 
     def _explain_absence(self, state: MasterState, application_id: str) -> str:
         """Return why an application is not among the active ones."""
-        for application in state.completed:
-            if application.id == application_id:
-                return f"{application_id} has ended: {application.state}"
+        if (ended := _find(state.completed, application_id)) is not None:
+            return f"{application_id} has ended: {ended.state}"
         return (
             f"the Spark master at {self.pages} does not know {application_id}: it may be an"
             " application of another master; a master forgets applications when it restarts without"
@@ -305,11 +304,12 @@ class StandaloneManager(ClusterManager):
         def ask(application: ListedApplication) -> None:
             try:
                 page = self._client.page(application.id)
-            except (ConfigError, HopsGpuError) as error:
+            except HopsGpuError as error:
                 log.info("the executors of %s are unknown: %s", application.id, error)
                 unread.append(str(error))
             else:
-                if page is not None:  # else the application has just ended
+                # An application that has just ended has no page.
+                if page is not None:
                     pages[application.id] = page
 
         asked = able[:_MAX_PAGES]
@@ -364,8 +364,10 @@ def _container(application_id: str, executor: ListedExecutor) -> str:
     return standalone_container(application_id, int(executor.id))
 
 
-def _active(state: MasterState, application_id: str) -> ListedApplication | None:
-    return next((a for a in state.active if a.id == application_id), None)
+def _find(
+    applications: Sequence[ListedApplication], application_id: str
+) -> ListedApplication | None:
+    return next((a for a in applications if a.id == application_id), None)
 
 
 def _app(listed: ListedApplication, page: ApplicationPage | None) -> App:

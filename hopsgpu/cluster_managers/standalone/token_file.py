@@ -31,7 +31,7 @@ def read_token(file: Path) -> str:
         ConfigError: the file cannot be read, other users may use it, or it has no token.
     """
     try:
-        # Without O_NONBLOCK, a named pipe would block for ever.
+        # O_NONBLOCK returns at once if the file is a named pipe without a writer.
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as stream:
             status = os.fstat(descriptor)
