@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu import devcluster
 from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from tests.bounds import HANG_SECONDS
 from tests.cluster.test_doctor import doctor, states
@@ -76,7 +77,7 @@ def test_launch(spark: SparkSession, gpus_back: Callable[[], int]) -> None:
 
 @pytest.mark.corner
 def test_release(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+    spark: SparkSession, manager: ClusterManager, gpus_back: Callable[[], int]
 ) -> None:
     run = hopsgpu.submit(time.sleep, args=(3,), workers=2, progress="off")
     assert until(lambda: run.status().state == "running")
@@ -89,7 +90,7 @@ def test_release(
 
 
 @pytest.mark.corner
-def test_hold(spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]) -> None:
+def test_hold(spark: SparkSession, manager: ClusterManager, gpus_back: Callable[[], int]) -> None:
     with hopsgpu.hold(workers=2, progress="off") as gang:
         first = gang.launch(where, progress="off")
         with pytest.raises(hopsgpu.RankFailed, match="ZeroDivisionError"):
@@ -105,7 +106,7 @@ def test_hold(spark: SparkSession, manager: ResourceManager, gpus_back: Callable
 
 @pytest.mark.corner
 def test_failure(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+    spark: SparkSession, manager: ClusterManager, gpus_back: Callable[[], int]
 ) -> None:
     def fails() -> None:
         if hopsgpu.context().rank == 1:
@@ -120,9 +121,7 @@ def test_failure(
     assert spark.range(100).count() == 100
 
 
-def test_cancel(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
-) -> None:
+def test_cancel(spark: SparkSession, manager: ClusterManager, gpus_back: Callable[[], int]) -> None:
     for state in ("waiting", "running"):
         run = hopsgpu.submit(time.sleep, args=(600,), workers=2, progress="off")
         assert until(lambda run=run, state=state: run.status().state == state, step=0.002)
@@ -144,9 +143,7 @@ def test_data(spark: SparkSession, gpus_back: Callable[[], int]) -> None:
     assert sorted(map(len, result.values)) == [5_000, 5_001]
 
 
-def test_search(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
-) -> None:
+def test_search(spark: SparkSession, manager: ClusterManager, gpus_back: Callable[[], int]) -> None:
     result = hopsgpu.search(
         lambda x: (x - 1) ** 2,
         {"x": optuna.distributions.FloatDistribution(-10.0, 10.0)},
@@ -197,7 +194,7 @@ def test_doctor(cluster_env: dict[str, str]) -> None:
 
 
 def test_rivals(
-    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
+    cluster_env: dict[str, str], manager: ClusterManager, gpus_back: Callable[[], int]
 ) -> None:
     both_finish(cluster_env, workers=3, launches=1)
 
@@ -220,7 +217,7 @@ def test_submit_client(cluster_env: dict[str, str], job: str, gpus_back: Callabl
 def test_submit_cluster(
     cluster_env: dict[str, str],
     job: str,
-    manager: ResourceManager,
+    resource_manager: ResourceManager,
     gpus_back: Callable[[], int],
     kerberos: bool,
 ) -> None:
@@ -235,5 +232,5 @@ def test_submit_cluster(
     # development cluster does not have.
     told = "(its node does not return it: HTTP 500" if kerberos else "GPUs of ranks: 2"
     assert told in good[2], good[2][-2000:]
-    assert manager.application_state(application_in(good[2])).has_succeeded
+    assert resource_manager.application_state(application_in(good[2])).has_succeeded
     assert bad[0] == 3 and "User application exited with status 3" in bad[2], bad[2][-2000:]
