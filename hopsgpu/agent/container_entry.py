@@ -1,10 +1,11 @@
-"""The first step of a task: on a standalone master, it makes of the executor what YARN provides.
+"""The first step of a task: outside of YARN, it makes of the executor what YARN provides.
 
 YARN starts an executor in a container of its own, with variables that name it, and removes its
 directory at its end. It runs the discovery script before the first task. A standalone worker starts
 an executor in a directory that stays, and assigns GPUs to it that another worker of the machine may
 assign, too. `enter_container` sets the same variables, provides a directory that goes with the
-executor, and leases the assigned GPUs.
+executor, and leases the assigned GPUs. A pod of Kubernetes goes with its directory, but a variable
+CONTAINER_ID would make Spark's executor expect YARN's directories; so it is set here, too.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from pathlib import Path
 
 from hopsgpu.agent.rank_environment import package_path
 from hopsgpu.core.bounded_reads import read_file
-from hopsgpu.core.container_ids import standalone_container
+from hopsgpu.core.container_ids import (
+    NAMESPACE,
+    NODE,
+    POD,
+    pod_container,
+    standalone_container,
+)
 from hopsgpu.core.own_log import CONTAINER_LOGS
 from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
 from hopsgpu.linux import ancestor
@@ -49,7 +56,9 @@ def enter_container(addresses: Sequence[str]) -> None:
     Args:
         addresses: the GPUs that Spark assigned to the task.
     """
-    if not os.environ.get(CONTAINER):
+    if os.environ.get(POD):
+        os.environ.update(variables_of_pod(os.environ))
+    elif not os.environ.get(CONTAINER):
         jvm = ancestor("java")
         if jvm is None:
             return
@@ -59,9 +68,10 @@ def enter_container(addresses: Sequence[str]) -> None:
     scratch = os.environ.get(SCRATCH)
     if scratch:
         # The agent of an earlier task may have removed it.
-        _link_directories(Path.cwd(), Path(scratch))
-        if addresses and not Path(CONTAINER_GPUS).exists():
-            _claim(addresses)
+        _link_scratch(Path.cwd(), Path(scratch))
+    _link_hadoop_conf(Path.cwd())
+    if addresses and not Path(CONTAINER_GPUS).exists():
+        _claim(addresses)
 
 
 def variables_of(
@@ -88,6 +98,16 @@ def variables_of(
     }
 
 
+def variables_of_pod(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that describe an executor's pod as a container."""
+    local = environ.get("SPARK_LOCAL_DIRS", "")
+    return {
+        CONTAINER: pod_container(environ.get(NAMESPACE, ""), environ[POD]),
+        HOST: environ.get(NODE, ""),
+        **({LOCAL_DIRS: local} if local else {}),
+    }
+
+
 def container_directory(environ: Mapping[str, str]) -> Path:
     """Return the working directory of the executor, by its variables.
 
@@ -97,10 +117,13 @@ def container_directory(environ: Mapping[str, str]) -> Path:
     return Path(environ.get(name, "."))
 
 
-def _link_directories(directory: Path, scratch: Path) -> None:
+def _link_scratch(directory: Path, scratch: Path) -> None:
     scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         (directory / _RANKS).symlink_to(scratch)
+
+
+def _link_hadoop_conf(directory: Path) -> None:
     shipped = directory / HADOOP_CONF
     if shipped.is_dir():
         with contextlib.suppress(FileExistsError):

@@ -103,6 +103,13 @@ def cluster() -> None:
     is_flag=True,
     help="With --standalone: a second Master, which takes over when the first one dies.",
 )
+@click.option(
+    "--kubernetes",
+    "is_kubernetes",
+    is_flag=True,
+    help="A Kubernetes in place of YARN, in a network of its own; needs root, containerd, and the"
+    " programs that `make kubernetes` builds.",
+)
 @click.option("--conf", metavar="FILE", help="YAML file of extra Hadoop properties, by site file.")
 @click.option(
     "--timeout",

@@ -29,6 +29,23 @@ class HeldExecutors:
     pending: int
 
 
+@dataclass(frozen=True)
+class StartProblem:
+    """What keeps requested executors from starting, in the words of the cluster manager.
+
+    Attributes:
+        sentence: the problem in one sentence, without a full stop.
+        details: what the cluster manager says; "" for no more.
+        remedy: what to do; "" if that is unknown.
+        is_final: whether nothing but another setting helps.
+    """
+
+    sentence: str
+    details: str
+    remedy: str
+    is_final: bool = False
+
+
 class ClusterManager(ABC):
     """A client of one cluster manager; threads may share it.
 
@@ -101,6 +118,14 @@ class ClusterManager(ABC):
     @abstractmethod
     def held_executors(self, application_id: str, profile_id: int) -> HeldExecutors:
         """Return what a running application has and requests for a resource profile."""
+
+    def find_start_problem(self, application_id: str, profile_id: int) -> StartProblem | None:
+        """Return what keeps the requested executors of a resource profile from starting.
+
+        Returns:
+            None if they start as they should, or the cluster manager reports no reason.
+        """
+        return None
 
     @abstractmethod
     def are_gpus_ending(self) -> bool:

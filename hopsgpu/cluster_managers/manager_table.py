@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hopsgpu.cluster_managers.kind import ManagerKind
+from hopsgpu.cluster_managers.kubernetes.kind import Kubernetes
 from hopsgpu.cluster_managers.local_masters import is_local
 from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.cluster_managers.standalone.kind import Standalone
@@ -13,7 +14,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.storage.hadoop_conf import is_configured
 from hopsgpu.storage.spark_defaults import spark_defaults
 
-KINDS: tuple[ManagerKind, ...] = (Yarn(), Standalone())
+KINDS: tuple[ManagerKind, ...] = (Yarn(), Standalone(), Kubernetes())
 MASTER = "spark.master"
 LOCAL_MASTER = "local[*]"
 YARN_MASTER = "yarn"

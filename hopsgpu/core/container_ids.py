@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# The variables of executors' pods on Kubernetes, which their pod template sets.
+POD, NAMESPACE, NODE = "HOPSGPU_POD", "HOPSGPU_NAMESPACE", "HOPSGPU_NODE"
+
 
 def standalone_container(application_id: str, executor: int) -> str:
     """Return the ID of an executor of a standalone master; later executors have larger IDs.
@@ -10,6 +13,11 @@ def standalone_container(application_id: str, executor: int) -> str:
         executor: Spark's ID of the executor.
     """
     return f"{application_id}/{executor:06d}"
+
+
+def pod_container(namespace: str, pod: str) -> str:
+    """Return the ID of an executor's pod on Kubernetes."""
+    return f"{namespace}/{pod}"
 
 
 def describe_log(container_id: str, host: str) -> str:
@@ -22,5 +30,10 @@ def describe_log(container_id: str, host: str) -> str:
         return (
             f"The executor's log: stderr of executor {number} on the page of {application} at the"
             f" Spark master, or work/{application}/{number} of the worker on {host}."
+        )
+    if executor:
+        return (
+            f"The executor's log, until its pod is deleted: kubectl logs --namespace {application}"
+            f" {executor}."
         )
     return f"The executor's log: yarn logs -containerId {container_id}."

@@ -1,7 +1,7 @@
 """The files that an administrator installs; this cluster uses these files too.
 
-`admin_files/` has links to spark-conf/, spark-scripts/ and yarn-scripts/ of the checkout, which
-become copies in an installed package.
+`admin_files/` has links to kubernetes-objects/, spark-conf/, spark-scripts/ and yarn-scripts/ of
+the checkout, which become copies in an installed package.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ HOME = Path(__file__).parent / "admin_files"
 YARN = HOME / "yarn-scripts"
 HEALTH_CHECK = YARN / "gpu-health-check"
 MIG_AS_GPUS = YARN / "mig-nvidia-smi"
+KUBERNETES = HOME / "kubernetes-objects"
 WORKER_GPUS = HOME / "spark-scripts" / "worker-gpus"
 _SPARK_DEFAULTS = HOME / "spark-conf" / "spark-defaults.conf"
 

@@ -6,10 +6,10 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hopsgpu.devcluster import standalone
+from hopsgpu.devcluster import kubernetes, standalone
 from hopsgpu.devcluster.certificates import Certificates
 from hopsgpu.devcluster.class_archive import archive_of
 from hopsgpu.devcluster.config_files import container_environ
@@ -27,11 +27,14 @@ from hopsgpu.devcluster.docker import docker_command, is_listening, socket_of
 from hopsgpu.devcluster.hadoop_jars import DaemonJars, pyspark_home
 from hopsgpu.devcluster.java import QUICK
 from hopsgpu.devcluster.layout import (
+    API_SERVER,
     CONTAINERD,
     DATANODE,
     DOCKERD,
+    ETCD,
     FAILOVER_CONTROLLERS,
     KDC,
+    KUBERNETES_DAEMONS,
     MASTERS,
     NAMENODE,
     NAMENODES,
@@ -97,6 +100,9 @@ class DaemonStarter:
     Attributes:
         state: has every process started so far; saved at each start.
         started: daemon → time of the start, in epoch seconds.
+
+    Args:
+        programs: the programs of Kubernetes by name; empty without it.
     """
 
     def __init__(
@@ -106,11 +112,13 @@ class DaemonStarter:
         jars: DaemonJars,
         host_check: Path,
         wait: StartupWait,
+        programs: Mapping[str, Path],
     ) -> None:
         self.layout = layout
         self.state = state
         self.wait = wait
         self._jars = jars
+        self.programs = programs
         self._host_check = host_check
         self._spark = pyspark_home()
         self._realm = realm_of(layout, state.spec)
@@ -125,6 +133,8 @@ class DaemonStarter:
             argv = kdc_command(Realm(layout.realm))
         elif daemon in (CONTAINERD, DOCKERD):
             argv = docker_command(daemon, layout)
+        elif self._is_of_kubernetes(daemon):
+            argv = kubernetes.command_of(daemon, layout, self.programs)
         elif self._is_in_spark(daemon):
             argv = self._spark_command(daemon)
         else:
@@ -211,6 +221,10 @@ class DaemonStarter:
             return purpose if process.poll() is None else ""
 
         self.wait.until_met(find_unmet, {name: DaemonProcess.of(process.pid)})
+
+    def _is_of_kubernetes(self, daemon: str) -> bool:
+        spec = self.state.spec
+        return spec.is_kubernetes and daemon in (*KUBERNETES_DAEMONS, *node_names(spec.nodes))
 
     def _is_in_spark(self, daemon: str) -> bool:
         """Return whether a daemon runs from PySpark's jars alone."""
@@ -302,20 +316,46 @@ def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
         starter.start(ZOOKEEPER)
     _start_cluster_managers(starter, daemons)
     _start_hdfs(starter, daemons)
+    nodes = [node for node in node_names(spec.nodes) if node in daemons]
     if spec.is_standalone:
-        _start_workers(starter, [node for node in node_names(spec.nodes) if node in daemons])
+        _start_workers(starter, nodes)
+    if spec.is_kubernetes:
+        for daemon in nodes:
+            starter.start(daemon)
 
 
 def _start_cluster_managers(starter: DaemonStarter, daemons: list[str]) -> None:
     """Start ResourceManagers and nodes, or Masters, which take longest and need no file system."""
     spec = starter.state.spec
     managers = [d for d in (*RESOURCEMANAGERS, *spec.masters) if d in daemons]
-    nodes = () if spec.is_standalone else node_names(spec.nodes)
+    nodes = node_names(spec.nodes) if spec.is_yarn else ()
+    if spec.is_kubernetes:
+        _start_control_plane(starter, daemons)
     if managers and spec.has_master_ha:
         # A Master gives up if ZooKeeper does not answer.
         _await_port(starter, ZOOKEEPER)
     for daemon in (*managers, *(node for node in nodes if node in daemons)):
         starter.start(daemon)
+
+
+def _start_control_plane(starter: DaemonStarter, daemons: list[str]) -> None:
+    for daemon in KUBERNETES_DAEMONS:
+        if daemon in daemons:
+            starter.start(daemon)
+            if daemon == API_SERVER:
+                _await_api_server(starter)
+
+
+def _await_api_server(starter: DaemonStarter) -> None:
+    """Wait until the API server answers, and create the objects that clients need."""
+    layout, processes = starter.layout, starter.state.processes
+
+    def find_unmet() -> str:
+        raise_if_ended(layout, starter.state)
+        return kubernetes.describe_unready_api_server(layout)
+
+    starter.wait.until_met(find_unmet, {name: processes[name] for name in (ETCD, API_SERVER)})
+    kubernetes.create_objects(layout, starter.programs)
 
 
 def _start_hdfs(starter: DaemonStarter, daemons: list[str]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hopsgpu.cluster_managers.kubernetes.gpu_resource import kubernetes_gpu_resource
 from hopsgpu.cluster_managers.yarn.gpu_resource import choose_gpu_resource
 from hopsgpu.devcluster.layout import (
     CONTAINERD,
@@ -15,6 +16,7 @@ from hopsgpu.devcluster.layout import (
     DOCKERD,
     FAILOVER_CONTROLLERS,
     KDC,
+    KUBERNETES_DAEMONS,
     MASTER,
     MAX_NODES,
     NAMENODES,
@@ -34,6 +36,7 @@ _SPARK_DEFAULTS = "spark-defaults"
 SITES = (*HDFS_SITES, *YARN_SITES, _SPARK_DEFAULTS, CONTAINER_EXECUTOR)
 _FAIR, _NODES, _HOSTS = "fair-scheduler", "nodes", "hosts"
 _MAX_GPUS = 16
+MAX_KUBERNETES_NODES = 4
 # Clients stop using a token a minute before it expires.
 _MIN_TOKEN_SECONDS = 60.0
 _HADOOP = re.compile(r"3\.([3-9]|[1-9]\d)\.\d{1,2}")
@@ -63,7 +66,7 @@ class ClusterSpec:
     """The requested size and overrides of a cluster.
 
     Attributes:
-        nodes: number of NodeManagers, or of Workers.
+        nodes: number of NodeManagers, Workers, or nodes of Kubernetes.
         hadoop: version of the daemons, such as "3.3.6"; "" for the version that PySpark includes.
         kerberos: whether the cluster has a KDC of its own, and all services require Kerberos.
         privacy: whether HDFS and Hadoop's RPC also encrypt.
@@ -82,6 +85,9 @@ class ClusterSpec:
             LinuxContainerExecutor with a stand-in for its setuid program.
         is_standalone: whether a Spark Master and Workers take the place of YARN.
         has_master_ha: whether a second Master takes over when the active one dies.
+        is_kubernetes: whether Kubernetes takes the place of YARN.
+        address: the address of HDFS's daemons; `up` sets it on Kubernetes, whose pods do not reach
+            the machine's loopback addresses.
     """
 
     nodes: int = 2
@@ -100,6 +106,12 @@ class ClusterSpec:
     mig: str = ""
     is_standalone: bool = False
     has_master_ha: bool = False
+    is_kubernetes: bool = False
+    address: str = MASTER
+
+    @property
+    def is_yarn(self) -> bool:
+        return not (self.is_standalone or self.is_kubernetes)
 
     @property
     def mig_profiles(self) -> tuple[str, ...]:
@@ -108,13 +120,16 @@ class ClusterSpec:
 
     @property
     def counted_gpus(self) -> int:
-        """The number of GPUs that YARN, or the Master, counts on each node."""
+        """The number of GPUs that the cluster manager counts on each node."""
         return self.gpus_per_node * max(len(self.mig_profiles), 1)
 
     @property
     def gpu_resource(self) -> str:
         """The name of the resource that counts GPUs, for sessions on this cluster."""
-        return choose_gpu_resource(self.conf.sites.get("spark-defaults", {}), {})
+        properties = self.conf.sites.get(_SPARK_DEFAULTS, {})
+        if self.is_kubernetes:
+            return kubernetes_gpu_resource(properties, {})
+        return choose_gpu_resource(properties, {})
 
     @property
     def daemons(self) -> tuple[str, ...]:
@@ -128,6 +143,7 @@ class ClusterSpec:
             DATANODE,
             *self.resourcemanagers,
             *self.masters,
+            *(KUBERNETES_DAEMONS if self.is_kubernetes else ()),
             *node_names(self.nodes),
         )
 
@@ -141,13 +157,13 @@ class ClusterSpec:
 
     @property
     def resourcemanagers(self) -> tuple[str, ...]:
-        if self.is_standalone:
+        if not self.is_yarn:
             return ()
         return RESOURCEMANAGERS if self.resourcemanager_ha else RESOURCEMANAGERS[:1]
 
     @property
     def masters(self) -> tuple[str, ...]:
-        """The Spark Masters; none on YARN."""
+        """The Spark Masters; none without a standalone cluster."""
         if not self.is_standalone:
             return ()
         return SPARK_MASTERS if self.has_master_ha else SPARK_MASTERS[:1]
@@ -162,7 +178,7 @@ class ClusterSpec:
 
         Hadoop writes a token for the address and not for the name; a numeric URL would hide that.
         """
-        return "localhost" if self.kerberos else MASTER
+        return "localhost" if self.kerberos else self.address
 
     def __post_init__(self) -> None:
         _check_integer("nodes", self.nodes, 1, MAX_NODES)
@@ -185,8 +201,8 @@ class ClusterSpec:
                 "docker with mig: NVIDIA's programs that show a container its MIG devices are not"
                 " simulated; use one of --docker and --mig"
             )
-        _check_standalone(self)
-        choose_gpu_resource(self.conf.sites.get("spark-defaults", {}), {})
+        _check_without_yarn(self)
+        _ = self.gpu_resource
         unknown = set(self.conf.nodes) - set(node_names(self.nodes))
         if unknown:
             raise ConfigError(
@@ -213,14 +229,17 @@ def _check_kerberos(spec: ClusterSpec) -> None:
         )
 
 
-def _check_standalone(spec: ClusterSpec) -> None:
-    if not spec.is_standalone:
-        if spec.has_master_ha:
-            raise ConfigError(
-                "master_ha without standalone: only a standalone cluster has Masters; use"
-                " --standalone --master-ha, or on YARN --resourcemanager-ha"
-            )
+def _check_without_yarn(spec: ClusterSpec) -> None:
+    if spec.has_master_ha and not spec.is_standalone:
+        raise ConfigError(
+            "master_ha without standalone: only a standalone cluster has Masters; use"
+            " --standalone --master-ha, or on YARN --resourcemanager-ha"
+        )
+    if spec.is_yarn:
         return
+    if spec.is_standalone and spec.is_kubernetes:
+        raise ConfigError("standalone with kubernetes: a cluster has one cluster manager")
+    flag = "standalone" if spec.is_standalone else "kubernetes"
     options = {
         "kerberos": spec.kerberos,
         "https": spec.https,
@@ -232,16 +251,22 @@ def _check_standalone(spec: ClusterSpec) -> None:
     if refused := [name for name, value in options.items() if value]:
         flags = " ".join(f"--{name.replace('_', '-')}" for name in refused)
         raise ConfigError(
-            f"standalone with {', '.join(refused)}: only a cluster with YARN has that; leave out"
-            f" --standalone or {flags}"
+            f"{flag} with {', '.join(refused)}: only a cluster with YARN has that; leave out"
+            f" --{flag} or {flags}"
         )
     files = [name for name in (*YARN_SITES, CONTAINER_EXECUTOR) if name in spec.conf.sites]
     files += [_FAIR] if spec.conf.fair_scheduler else []
+    files += [_NODES] if spec.conf.nodes and spec.is_kubernetes else []
     if files:
-        accepted = ", ".join((*HDFS_SITES, _SPARK_DEFAULTS, _NODES, _HOSTS))
+        of_nodes = (_NODES,) if spec.is_standalone else ()
+        accepted = ", ".join((*HDFS_SITES, _SPARK_DEFAULTS, *of_nodes, _HOSTS))
         raise ConfigError(
-            f"standalone with {', '.join(files)} in conf: a standalone cluster does not read"
+            f"{flag} with {', '.join(files)} in conf: a cluster without YARN does not read"
             f" YARN's files; accepted are {accepted}"
+        )
+    if spec.is_kubernetes and spec.nodes > MAX_KUBERNETES_NODES:
+        raise ConfigError(
+            f"kubernetes with nodes={spec.nodes}: it has at most {MAX_KUBERNETES_NODES} nodes"
         )
 
 

@@ -8,7 +8,7 @@ import shutil
 import socket
 from pathlib import Path
 
-from hopsgpu.devcluster import admin, docker, site_files, standalone, standby
+from hopsgpu.devcluster import admin, docker, kubernetes, site_files, standalone, standby
 from hopsgpu.devcluster import realm as realm_files
 from hopsgpu.devcluster.certificates import Certificates, properties_of_https, ssl_client_properties
 from hopsgpu.devcluster.class_archive import archive_of
@@ -46,7 +46,7 @@ def _common_files(layout: ClusterLayout, state: ClusterState) -> dict[str, Prope
         "core-site": site_files.core_site(layout, spec, ports, user_name()),
         "hdfs-site": site_files.hdfs_site(layout, spec, ports),
     }
-    if not spec.is_standalone:
+    if spec.is_yarn:
         files |= {
             "yarn-site": site_files.yarn_site(layout, spec, ports),
             "mapred-site": {},
@@ -90,8 +90,7 @@ def write_conf(layout: ClusterLayout, state: ClusterState, gpus: GpuPlan) -> Non
         docker.write_files(
             layout, _mounts(layout, state), spec.conf.sites.get(CONTAINER_EXECUTOR, {})
         )
-    if spec.is_standalone:
-        _write_standalone(layout, state)
+    _write_without_yarn(layout, state)
     _write_hosts(layout, spec)
     _write_smi(layout, gpus)
 
@@ -103,13 +102,24 @@ def _write_fair_scheduler(layout: ClusterLayout, spec: ClusterSpec) -> None:
         write(file, spec.conf.fair_scheduler)
 
 
-def _write_standalone(layout: ClusterLayout, state: ClusterState) -> None:
-    """Write the properties of Masters and Workers; remove the files of an earlier YARN cluster."""
+def _write_without_yarn(layout: ClusterLayout, state: ClusterState) -> None:
+    """Write what a cluster without YARN has; remove the files of an earlier one with YARN.
+
+    Clients would ask its ResourceManager.
+    """
     spec = state.spec
+    if spec.is_yarn:
+        return
     for conf in (layout.client, *map(layout.conf, node_names(spec.nodes))):
         for name in YARN_SITES:
-            # Clients would search for the ResourceManager.
             (conf / f"{name}.xml").unlink(missing_ok=True)
+    if spec.is_standalone:
+        _write_standalone(layout, state)
+
+
+def _write_standalone(layout: ClusterLayout, state: ClusterState) -> None:
+    """Write the properties of Masters and Workers."""
+    spec = state.spec
     of_master = standalone.master_properties(layout, spec, state.ports)
     daemons = dict.fromkeys(spec.masters, of_master)
     daemons |= {node: standalone.worker_properties(spec, node) for node in node_names(spec.nodes)}
@@ -161,13 +171,23 @@ def write_spark_conf(layout: ClusterLayout, state: ClusterState, spark: Path) ->
     archive = archive_of(Path(state.java), spark)
     realm = realm_of(layout, state.spec)
     properties = site_files.spark_defaults(layout, spark, archive, realm)
+    if not state.spec.is_yarn:
+        properties = without_yarn(properties)
     if state.spec.is_standalone:
-        properties = standalone.without_yarn(properties)
         properties |= standalone.client_properties(state.spec, state.ports)
+    if state.spec.is_kubernetes:
+        # A pod has a name of its own, which its kubelet gives to it.
+        options, name = site_files.hosts_option(layout), "spark.executor.defaultJavaOptions"
+        properties[name] = properties[name].replace(options, "").strip()
+        properties |= kubernetes.client_properties(layout, state.spec, spark)
     properties |= state.spec.conf.sites.get("spark-defaults", {})
     directory = layout.spark_conf(spark)
     write(directory / "spark-defaults.conf", site_files.properties_text(properties))
     return directory
+
+
+def without_yarn(properties: Properties) -> Properties:
+    return {name: v for name, v in properties.items() if not name.startswith("spark.yarn.")}
 
 
 def user_name() -> str:

@@ -25,10 +25,13 @@ FAILOVER_CONTROLLERS = ("zkfc", "zkfc2")
 RESOURCEMANAGERS = (RESOURCEMANAGER, "resourcemanager2")
 # Only standalone clusters have these, the second one only with high availability.
 SPARK_MASTERS = ("master", "master2")
-# All daemons except NodeManagers and Workers.
+# Only clusters on Kubernetes have these, in a network of their own.
+ETCD, API_SERVER = "etcd", "kube-apiserver"
+KUBERNETES_DAEMONS = (ETCD, API_SERVER, "kube-controller-manager", "kube-scheduler")
+# All daemons except those of nodes.
 MASTERS = (
     *(KDC, CONTAINERD, DOCKERD, ZOOKEEPER, *NAMENODES, *FAILOVER_CONTROLLERS),
-    *(DATANODE, *RESOURCEMANAGERS, *SPARK_MASTERS),
+    *(DATANODE, *RESOURCEMANAGERS, *SPARK_MASTERS, *KUBERNETES_DAEMONS),
 )
 # HDFS's name if there are two NameNodes.
 NAME_SERVICE = "lake"
@@ -36,14 +39,14 @@ ACCEPTED_PATH = re.compile(r"[A-Za-z0-9/._+@-]+")
 
 
 def node_names(nodes: int) -> tuple[str, ...]:
-    """Return the host names of the NodeManagers or Workers: node1, node2, …"""
+    """Return the names of the nodes: node1, node2, …"""
     return tuple(f"node{i}" for i in range(1, nodes + 1))
 
 
-def address_of(daemon: str) -> str:
-    """Return the loopback address that a daemon listens on."""
+def address_of(daemon: str, master: str = MASTER) -> str:
+    """Return the address that a daemon listens on, a loopback address but on Kubernetes."""
     if daemon in MASTERS:
-        return MASTER
+        return master
     return f"127.0.0.{_FIRST_NODE + int(daemon.removeprefix('node'))}"
 
 
@@ -167,7 +170,8 @@ class ClusterLayout:
     def node(self, name: str) -> Path:
         """Return the directory of one node.
 
-        A NodeManager has `bin`, `local` and `logs` there, a Worker `bin`, `local` and `work`.
+        A NodeManager has `bin`, `local` and `logs` there, a Worker `bin`, `local` and `work`, and a
+        node of Kubernetes `bin` and the state of its daemons.
         """
         return self.root / "nodes" / name
 

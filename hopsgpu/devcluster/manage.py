@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.devcluster import boot, config_files
+from hopsgpu.devcluster import boot, config_files, kubernetes, standalone
 from hopsgpu.devcluster.certificates import Certificates, create_certificates
 from hopsgpu.devcluster.class_archive import archive_of, make_archive
 from hopsgpu.devcluster.config import ClusterSpec, SiteConf, parse_conf, read_conf
@@ -27,6 +27,8 @@ from hopsgpu.devcluster.hadoop_jars import (
 )
 from hopsgpu.devcluster.host_check import compile_host_check
 from hopsgpu.devcluster.java import find_java
+from hopsgpu.devcluster.kubernetes_network import create_network, network_of
+from hopsgpu.devcluster.kubernetes_programs import find_programs
 from hopsgpu.devcluster.layout import (
     CONTAINERD,
     DATANODE,
@@ -49,7 +51,6 @@ from hopsgpu.devcluster.realm import (
     create_realm,
     realm_of,
 )
-from hopsgpu.devcluster.standalone import master_url
 from hopsgpu.devcluster.startup_wait import StartupWait
 from hopsgpu.devcluster.state import ClusterState, load, locked, save
 from hopsgpu.errors import ClusterError
@@ -67,7 +68,7 @@ class ClusterInfo:
         directory: directory of its state, data and logs.
         gpus: "real", "simulated" or "none", and why.
         resourcemanager: URL of the ResourceManager's pages and REST interface; "" without YARN.
-        master: URL of the Spark Masters, as `spark.master` takes it; "" on YARN.
+        master: URL of the Spark Masters or the API server, as `spark.master` takes it; "" on YARN.
         logs: daemon → log.
         started: daemons that this `up` started; none if the cluster was running.
     """
@@ -101,6 +102,7 @@ def up(
     mig: str | None = None,
     is_standalone: bool | None = None,
     has_master_ha: bool | None = None,
+    is_kubernetes: bool | None = None,
     conf: str | Path | Mapping[str, Any] | None = None,
     timeout: float | None = None,
     say: Say = print,
@@ -123,8 +125,8 @@ def up(
         timeout: seconds after which `up` fails even if the daemons make progress.
         say: receives one line at a time.
         keep_classes: whether to cache the classes that Spark's JVMs load (about 200 MB), unless
-            they are cached. Caching takes half a minute, and later JVMs start faster. A standalone
-            cluster uses a cache, but creates none.
+            they are cached. Caching takes half a minute, and later JVMs start faster. A cluster
+            without YARN uses a cache, but creates none.
 
     Raises:
         ConfigError: a value is invalid.
@@ -150,6 +152,7 @@ def up(
         "mig": mig,
         "is_standalone": is_standalone,
         "has_master_ha": has_master_ha,
+        "is_kubernetes": is_kubernetes,
         "conf": _conf(conf),
     }
     settings = {name: value for name, value in settings.items() if value is not None}
@@ -177,12 +180,12 @@ def up(
         else:
             state = _start(layout, before, spec, missing, wait, say)
         # The classes of YARN's client are loaded by a request to its ResourceManager.
-        can_cache = keep_classes and not state.spec.is_standalone
+        can_cache = keep_classes and state.spec.is_yarn
         if can_cache and (archive := archive_of(Path(state.java), pyspark_home())):
             url = f"{state.filesystem}/tmp/hopsgpu-classes"
             make_archive(archive, layout, _client_environ(layout, state), url, say)
     info = _info(layout, state, tuple(missing))
-    manager = f"Spark {info.master}" if info.master else f"YARN {info.resourcemanager}"
+    manager = f"Spark's master {info.master}" if info.master else f"YARN {info.resourcemanager}"
     say(f"up after {wait.seconds:.1f} s: HDFS {info.filesystem}, {manager}")
     if realm := realm_of(layout, state.spec):
         say(
@@ -203,6 +206,7 @@ def _start(
     say: Say,
 ) -> ClusterState:
     java, spark = find_java(), pyspark_home()
+    programs = find_programs(os.environ) if spec.is_kubernetes else {}
     if spec.kerberos:
         check_programs(spec)
     if spec.has_docker:
@@ -222,6 +226,10 @@ def _start(
     host_check = compile_host_check(java, jars, layout.logs / "host-check.log")
     gpus = plan_gpus(layout.root, spec.nodes, spec.gpus_per_node, spec.mig_profiles)
     say(f"GPUs: {spec.nodes} × {spec.gpus_per_node}, {gpus.source}")
+    if spec.is_kubernetes:
+        network = network_of(layout.root)
+        create_network(network, layout.logs / "network.log")
+        spec = replace(spec, address=network.host)
     recorded = before.processes if before else {}
     running = {daemon: p for daemon, p in recorded.items() if daemon not in missing}
     with _ports(layout, before, spec, missing) as ports:
@@ -238,9 +246,12 @@ def _start(
         if spec.https:
             create_certificates(Certificates(layout.certificates), layout, java.home)
         config_files.write_conf(layout, state, gpus)
+        if spec.is_kubernetes:
+            kubernetes.create_keys(layout)
+            kubernetes.write_files(layout, spec, gpus, programs, state.java)
         for daemon in missing:
             say(f"{daemon}: log {layout.log(daemon)}")
-        starter = boot.DaemonStarter(layout, state, jars, host_check, wait)
+        starter = boot.DaemonStarter(layout, state, jars, host_check, wait, programs)
         boot.start_all(starter, missing)
         wait_ready(wait, layout, starter.state, config_files.user_name(), starter.started)
     return starter.state
@@ -253,7 +264,8 @@ def _ports(
     """Provide every port of the cluster, with those of the missing daemons reserved."""
     recorded = before.ports if before else {}
     names = port_names(spec.daemons)
-    with held_ports([n for n in names if n.partition(".")[0] in missing], recorded) as held:
+    wanted = [n for n in names if n.partition(".")[0] in missing]
+    with held_ports(wanted, recorded, master=spec.address) as held:
         lost = [n for n, port in held.items() if port != recorded.get(n)]
         if before and before.processes and lost:
             raise ClusterError(
@@ -302,11 +314,12 @@ def _client_environ(layout: ClusterLayout, state: ClusterState) -> dict[str, str
         "YARN_CONF_DIR": str(layout.client),
         "SPARK_CONF_DIR": str(config_files.write_spark_conf(layout, state, spark)),
         # Otherwise Spark uses an external address for its pages, and warns.
-        "SPARK_LOCAL_IP": MASTER,
+        "SPARK_LOCAL_IP": state.spec.address,
         "PYSPARK_PYTHON": sys.executable,
         **(client_variables(realm) if realm else {}),
         **({"REQUESTS_CA_BUNDLE": bundle} if state.spec.https else {}),
         **({"DOCKER_HOST": docker_url(layout)} if state.spec.has_docker else {}),
+        **(kubernetes.client_variables(layout) if state.spec.is_kubernetes else {}),
     }
 
 
@@ -329,6 +342,7 @@ def _stop_everything(layout: ClusterLayout, state: ClusterState | None) -> int:
         leftovers = members(layout.root)
         if not leftovers:
             release_mounts(layout)
+            kubernetes.release(layout)
             shutil.rmtree(layout.scratch, ignore_errors=True)
             return stopped
         stop(leftovers, 2.0)
@@ -352,6 +366,7 @@ def _check_same_settings(
             f"the cluster in {layout.root} runs with other settings ({', '.join(different)} differ;"
             f" it has {count_of(spec.nodes, 'node')} of {count_of(spec.gpus_per_node, 'GPU')}"
             f"{', a Spark Master' if spec.is_standalone else ''}"
+            f"{', Kubernetes' if spec.is_kubernetes else ''}"
             f"{', Kerberos' if spec.kerberos else ''}{', HTTPS' if spec.https else ''} and Hadoop"
             f" {spec.hadoop}): "
             "`hopsgpu cluster down` first, or use another --dir"
@@ -371,6 +386,12 @@ def _option(dir: str | Path | None) -> str:
     return "" if dir is None else f" --dir {shlex.quote(str(dir))}"
 
 
+def _master_of(layout: ClusterLayout, state: ClusterState) -> str:
+    if state.spec.is_standalone:
+        return standalone.master_url(state.spec, state.ports)
+    return kubernetes.master_url(layout) if state.spec.is_kubernetes else ""
+
+
 def _info(layout: ClusterLayout, state: ClusterState, started: tuple[str, ...]) -> ClusterInfo:
     return ClusterInfo(
         directory=layout.root,
@@ -378,10 +399,10 @@ def _info(layout: ClusterLayout, state: ClusterState, started: tuple[str, ...]) 
         gpus_per_node=state.spec.gpus_per_node,
         gpus=state.gpus,
         filesystem=state.filesystem,
-        resourcemanager=""
-        if state.spec.is_standalone
-        else f"{state.spec.scheme}://{MASTER}:{state.ports['resourcemanager.web']}",
-        master=master_url(state.spec, state.ports) if state.spec.is_standalone else "",
+        resourcemanager=f"{state.spec.scheme}://{MASTER}:{state.ports['resourcemanager.web']}"
+        if state.spec.is_yarn
+        else "",
+        master=_master_of(layout, state),
         logs={daemon: layout.log(daemon) for daemon in state.processes},
         started=started,
     )

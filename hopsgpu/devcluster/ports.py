@@ -15,6 +15,8 @@ from hopsgpu.devcluster.layout import (
     DOCKERD,
     FAILOVER_CONTROLLERS,
     KDC,
+    KUBERNETES_DAEMONS,
+    MASTER,
     NAMENODES,
     RESOURCEMANAGERS,
     SPARK_MASTERS,
@@ -33,6 +35,8 @@ _MASTER_PORTS = {
     DATANODE: ("data", "ipc", "web"),
     **dict.fromkeys(RESOURCEMANAGERS, ("rpc", "scheduler", "tracker", "admin", "web")),
     **dict.fromkeys(SPARK_MASTERS, ("rpc", "web")),
+    # In a network of their own, all ports are free.
+    **dict.fromkeys(KUBERNETES_DAEMONS, ()),
 }
 _NODE_PORTS, _WORKER_PORTS = ("rpc", "localizer", "web"), ("rpc", "web")
 _MIN_PORT = 10240
@@ -41,7 +45,11 @@ _MAX_TRIES = 200
 
 def port_names(daemons: Collection[str]) -> tuple[str, ...]:
     """Return every port of a cluster's daemons, as "daemon.use"."""
-    of_nodes = _NODE_PORTS if set(SPARK_MASTERS).isdisjoint(daemons) else _WORKER_PORTS
+    of_nodes: tuple[str, ...] = _NODE_PORTS
+    if not set(SPARK_MASTERS).isdisjoint(daemons):
+        of_nodes = _WORKER_PORTS
+    elif not set(KUBERNETES_DAEMONS).isdisjoint(daemons):
+        of_nodes = ()
     return tuple(
         f"{daemon}.{use}" for daemon in daemons for use in _MASTER_PORTS.get(daemon, of_nodes)
     )
@@ -61,7 +69,10 @@ def candidates(ephemeral_from: int, rng: random.Random) -> Iterator[int]:
 
 @contextmanager
 def held_ports(
-    names: Sequence[str], before: Mapping[str, int], rng: random.Random | None = None
+    names: Sequence[str],
+    before: Mapping[str, int],
+    rng: random.Random | None = None,
+    master: str = MASTER,
 ) -> Iterator[dict[str, int]]:
     """Hold one free port for each name, the previous one if it is still free; yield the ports.
 
@@ -72,6 +83,7 @@ def held_ports(
     Args:
         names: names as in `port_names`; the daemon's name determines the address.
         before: previous ports.
+        master: the address of all daemons but those of nodes.
     """
     rng = rng or random.Random()
     ephemeral = _ephemeral_from()
@@ -79,7 +91,7 @@ def held_ports(
         ports: dict[str, int] = {}
         # Previous ports first: otherwise another name could get one of them.
         for name in sorted(names, key=lambda name: name not in before):
-            address = address_of(name.partition(".")[0])
+            address = address_of(name.partition(".")[0], master)
             holder = _hold(address, before.get(name), candidates(ephemeral, rng))
             stack.enter_context(holder)
             ports[name] = int(holder.getsockname()[1])

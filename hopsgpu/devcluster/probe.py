@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.cluster_managers.yarn.answer_lists import join_repeated, with_lists
+from hopsgpu.devcluster import kubernetes
 from hopsgpu.devcluster.certificates import Certificates
 from hopsgpu.devcluster.config import ClusterSpec
-from hopsgpu.devcluster.layout import DATANODE, MASTER, ClusterLayout
+from hopsgpu.devcluster.layout import DATANODE, ClusterLayout
 from hopsgpu.devcluster.realm import Realm, SignInError, realm_of, signed_in_as_superuser
 from hopsgpu.devcluster.state import ClusterState
+from hopsgpu.errors import HopsGpuError
 
 if TYPE_CHECKING:
     from requests import Session
@@ -74,17 +77,21 @@ class Probe:
     Attributes:
         realm: the realm whose tickets the web addresses require, or None.
         authority: file of the authority's certificate; "" without HTTPS.
+        layout: the files of a cluster on Kubernetes; None for another one.
     """
 
     spec: ClusterSpec
     ports: Mapping[str, int]
     realm: Realm | None = None
     authority: str = ""
+    layout: ClusterLayout | None = None
 
     def nodes(self) -> tuple[NodeStatus, ...] | None:
-        """Return the nodes that the active ResourceManager or Master knows; None without one."""
+        """Return the nodes that the cluster manager knows; None if it does not answer."""
         if self.spec.is_standalone:
             return self._workers()
+        if self.layout is not None:
+            return _kubernetes_nodes(self.layout, self.spec.gpu_resource)
         for daemon in self.spec.resourcemanagers:
             answer = self._get(f"{self._base(daemon)}/ws/v1/cluster/nodes")
             if answer is not None:
@@ -154,7 +161,7 @@ class Probe:
         return ", ".join(errors)
 
     def _base(self, daemon: str) -> str:
-        return f"{self.spec.scheme}://{MASTER}:{self.ports[f'{daemon}.web']}"
+        return f"{self.spec.scheme}://{self.spec.address}:{self.ports[f'{daemon}.web']}"
 
     def _session(self) -> Session:
         import requests
@@ -201,6 +208,7 @@ def probe_of(layout: ClusterLayout, state: ClusterState) -> Probe:
         state.ports,
         None if spec.simple_web else realm_of(layout, spec),
         str(Certificates(layout.certificates).authority) if spec.https else "",
+        layout if spec.is_kubernetes else None,
     )
 
 
@@ -216,6 +224,28 @@ def _node(answer: Mapping[str, Any], gpu_resource: str) -> NodeStatus:
         cores_used=int(answer.get("usedVirtualCores", 0)),
         heard=int(answer.get("lastHealthUpdate", 0)) / 1000,
         health_report=str(answer.get("healthReport") or "").strip(),
+    )
+
+
+def _kubernetes_nodes(layout: ClusterLayout, gpu_resource: str) -> tuple[NodeStatus, ...] | None:
+    try:
+        nodes = kubernetes.admin_manager(layout, gpu_resource).nodes()
+    except HopsGpuError:
+        return None
+    return tuple(
+        NodeStatus(
+            name=node.host,
+            state=node.state,
+            gpus=node.total.gpus,
+            gpus_used=node.used.gpus,
+            memory=node.total.memory_mib,
+            memory_used=node.used.memory_mib,
+            cores=node.total.cores,
+            cores_used=node.used.cores,
+            heard=time.time(),
+            health_report=node.health,
+        )
+        for node in nodes
     )
 
 

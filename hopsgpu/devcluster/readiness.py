@@ -17,7 +17,7 @@ from hopsgpu.cluster_managers.yarn.resource_manager import web_addresses
 from hopsgpu.devcluster import probe
 from hopsgpu.devcluster.config import ClusterSpec
 from hopsgpu.devcluster.daemons import last_lines
-from hopsgpu.devcluster.layout import ClusterLayout, node_names
+from hopsgpu.devcluster.layout import API_SERVER, ClusterLayout, node_names
 from hopsgpu.devcluster.realm import DAEMON_USERS, USERS, Realm, make_directories, realm_of
 from hopsgpu.devcluster.site_files import GPU_PLUGIN
 from hopsgpu.devcluster.standalone import GPU_RESOURCE
@@ -159,7 +159,7 @@ def describe_unready_nodes(
         nodes: the nodes that the active ResourceManager or Master knows; None without one.
     """
     if nodes is None:
-        return f"{' or '.join(spec.resourcemanagers or spec.masters)} to answer"
+        return f"{' or '.join(spec.resourcemanagers or spec.masters or (API_SERVER,))} to answer"
     names = node_names(spec.nodes)
     by_name = {node.name: node for node in nodes}
     problems = {
@@ -171,7 +171,9 @@ def describe_unready_nodes(
         return ""
     ready = f"{len(names) - len(problems)} of {count_of(len(names), 'node')}"
     details = "; ".join(f"{name} {problem}" for name, problem in problems.items())
-    of_what = "the Workers" if spec.is_standalone else "YARN's nodes"
+    of_what = "YARN's nodes"
+    if not spec.is_yarn:
+        of_what = "the Workers" if spec.is_standalone else "the nodes"
     return f"{of_what} ({ready} ready; {details})"
 
 
@@ -192,6 +194,8 @@ def _node_problem(
 
 def _expected_gpus(spec: ClusterSpec, node: str) -> int | None:
     """Return how many GPUs a node must report; None if the user configures what is counted."""
+    if spec.is_kubernetes:
+        return spec.counted_gpus
     overrides = {**spec.conf.sites.get("yarn-site", {}), **spec.conf.nodes.get(node, {})}
     is_overridden = any(name.startswith((GPU_PLUGIN, GPU_RESOURCE)) for name in overrides)
     is_overridden |= spec.gpu_resource != DEFAULT_GPU_RESOURCE

@@ -82,14 +82,14 @@ def hdfs_site(layout: ClusterLayout, spec: ClusterSpec, ports: Ports) -> Propert
     single = {
         "dfs.namenode.name.dir": str(layout.name()),
         "dfs.namenode.rpc-address": f"{spec.namenode_host}:{ports['namenode.rpc']}",
-        f"dfs.namenode.{web}-address": f"{MASTER}:{ports['namenode.web']}",
+        f"dfs.namenode.{web}-address": f"{spec.address}:{ports['namenode.web']}",
     }
     return {
         **({} if spec.namenode_ha else single),
         "dfs.replication": "1",
         "dfs.permissions.enabled": "true",
         "dfs.webhdfs.enabled": "true",
-        "dfs.namenode.secondary.http-address": f"{MASTER}:0",
+        "dfs.namenode.secondary.http-address": f"{spec.address}:0",
         "dfs.namenode.safemode.extension": "0",
         "dfs.namenode.safemode.min.datanodes": "1",
         "dfs.namenode.datanode.registration.ip-hostname-check": "false",
@@ -100,11 +100,11 @@ def hdfs_site(layout: ClusterLayout, spec: ClusterSpec, ports: Ports) -> Propert
         "dfs.namenode.block.deletion.unlock.interval.ms": "100",
         "dfs.datanode.data.dir": str(layout.data),
         # An address: clients other than JVMs do not know the private host names.
-        "dfs.datanode.hostname": MASTER,
+        "dfs.datanode.hostname": spec.address,
         "dfs.datanode.httpserver.filter.handlers": f"{DATANODE_HANDLER},{_CSRF_HANDLER}",
-        "dfs.datanode.address": f"{MASTER}:{ports['datanode.data']}",
-        "dfs.datanode.ipc.address": f"{MASTER}:{ports['datanode.ipc']}",
-        f"dfs.datanode.{web}.address": f"{MASTER}:{ports['datanode.web']}",
+        "dfs.datanode.address": f"{spec.address}:{ports['datanode.data']}",
+        "dfs.datanode.ipc.address": f"{spec.address}:{ports['datanode.ipc']}",
+        f"dfs.datanode.{web}.address": f"{spec.address}:{ports['datanode.web']}",
     }
 
 
@@ -205,12 +205,17 @@ def resource_types() -> Properties:
     return admin.yarn_file("resource-types")
 
 
+def hosts_option(layout: ClusterLayout) -> str:
+    """Return the option with which a JVM resolves the cluster's names, and no others."""
+    return f"-Djdk.net.hosts.file={layout.hosts}"
+
+
 def spark_defaults(
     layout: ClusterLayout, spark: Path, archive: ClassArchive | None, realm: Realm | None
 ) -> Properties:
     # A JVM with this hosts file resolves no other names. If a session sets extraJavaOptions, the
     # "default" options of the driver and executors stay; the AM has only one property.
-    hosts = f"-Djdk.net.hosts.file={layout.hosts}"
+    hosts = hosts_option(layout)
     secure = realm.java_options if realm else ()
     quick = " ".join([hosts, *QUICK, *secure, *([archive.options] if archive else [])])
     # A JVM uses the archive only if the archive's jars come first on its class path. In a

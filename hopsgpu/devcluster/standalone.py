@@ -41,10 +41,6 @@ def client_properties(spec: ClusterSpec, ports: Ports) -> Properties:
     }
 
 
-def without_yarn(properties: Properties) -> Properties:
-    return {name: v for name, v in properties.items() if not name.startswith("spark.yarn.")}
-
-
 def master_properties(layout: ClusterLayout, spec: ClusterSpec, ports: Ports) -> Properties:
     recovery = {
         "spark.deploy.recoveryMode": "FILESYSTEM",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+
+from pyspark.resource import ResourceProfile
 
 from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.gang_queue import DEFAULT_PARTITION, make_queue_dir
 from hopsgpu.backends.gang_queue_root import gang_queue_root
+from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.log4j import CapturedLog
 from hopsgpu.backends.spark.resource_profiles import ProfilePool
@@ -104,6 +108,23 @@ class Application(GangApplication):
 
         Raises:
             ConfigError: they cannot.
+        """
+
+    def placing(
+        self, request: Request, profile: ResourceProfile, excluded_hosts: Collection[str] = ()
+    ) -> contextlib.AbstractContextManager[None]:
+        """Have the cluster manager follow a gang's placement while inside, where it can.
+
+        Args:
+            excluded_hosts: hosts that must not get an executor.
+        """
+        return contextlib.nullcontext()
+
+    def end_executors(self, executors: Collection[str]) -> None:
+        """End executors that Spark has killed, where that takes another request.
+
+        Args:
+            executors: Spark's IDs of the executors.
         """
 
     def removals(self) -> CapturedLog | None:

@@ -28,8 +28,9 @@ def _enter_container() -> None:
     from hopsgpu.agent.container_entry import enter_container
 
     context = TaskContext.get()
+    # Tasks request GPUs and nothing else, by a name that the cluster manager determines.
     resources = context.resources() if context is not None else {}
-    enter_container(resources["gpu"].addresses if "gpu" in resources else [])
+    enter_container([address for one in resources.values() for address in one.addresses])
 
 
 def placeholder_task(driver: DriverEndpoint, warm: WarmUp) -> Task:

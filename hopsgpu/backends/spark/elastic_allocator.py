@@ -272,7 +272,9 @@ class SparkElasticAllocator(ElasticJobAllocator):
             queued_gang(self._application, request, clock, is_growth=is_growth) as queued,
             queued.hold_turn(0),
         ):
-            self._request_in_turn(queued, clock, queued.count_fitting(at_once, missing))
+            excluded_hosts = self._hosts_in_use() if self._is_spread else ()
+            with self._executors.placing(self.request, excluded_hosts):
+                self._request_in_turn(queued, clock, queued.count_fitting(at_once, missing))
 
     def _request_in_turn(self, queued: QueuedGang, clock: AcquisitionClock, count: int) -> None:
         """Request executors until the cluster manager has granted all, or grants none for 30 s."""
@@ -317,11 +319,15 @@ class SparkElasticAllocator(ElasticJobAllocator):
             log.info("%s: withdraws requests for %d executors", self.request.run_id, len(given_up))
         self._cancel(given_up)
 
+    @property
+    def _is_spread(self) -> bool:
+        return self.request.plan.spec.placement == "spread"
+
+    def _hosts_in_use(self) -> set[str]:
+        return {container.host for container in list(self.ready_executors.values())}
+
     def _start(self, queued: QueuedGang) -> GangJob:
-        excluded_hosts: Collection[str] = ()
-        if self.request.plan.spec.placement == "spread":
-            excluded_hosts = {container.host for container in list(self.ready_executors.values())}
-        hosts = queued.hosts(1, excluded_hosts)
+        hosts = queued.hosts(1, self._hosts_in_use() if self._is_spread else ())
         warm = self.request.warm_up
         job = self._executors.new_job(
             self.request, "agents", 1, hosts, lambda driver: agent_task(driver, warm)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 import threading
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,8 @@ from hopsgpu.control.peer import DriverEndpoint
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.tls import is_network_encrypted
 from hopsgpu.core.own_log import level
-from hopsgpu.errors import ConfigError
+from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
+from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.linux import allow_descriptors
 from hopsgpu.units import count_of
 
@@ -176,6 +178,35 @@ class Executors:
         except Py4JError as error:
             why = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
             log.info("killed executors end with the heartbeats of their nodes: %s", why)
+        self.application.end_executors(executors)
+
+    def placing(
+        self, request: Request, excluded_hosts: Collection[str] = ()
+    ) -> contextlib.AbstractContextManager[None]:
+        """Have the cluster manager follow the gang's placement while inside, where it can."""
+        hosts = {*excluded_hosts, *request.exclusions.hosts}
+        hosts |= self.application.failing.hosts(time.monotonic())
+        return self.application.placing(request, self.profile, hosts)
+
+    def start_problem(self) -> WaitReason:
+        """Return what keeps requested executors from starting; `NO_WAIT` if nothing is known.
+
+        Raises:
+            ConfigError: nothing but another setting helps.
+        """
+        manager = self.application.manager
+        try:
+            problem = manager.find_start_problem(self.application.id, self.profile.id)
+        except HopsGpuError as error:
+            log.info("it is unknown whether executors can start: %s", error)
+            return NO_WAIT
+        if problem is None:
+            return NO_WAIT
+        reason = WaitReason(problem.sentence, lack=problem.sentence)
+        reason = reason.with_details(problem.details, problem.remedy)
+        if problem.is_final:
+            raise ConfigError(str(reason))
+        return reason
 
     def held_containers(self) -> HeldExecutors:
         """Return the containers of these executors, as the cluster manager shows them."""

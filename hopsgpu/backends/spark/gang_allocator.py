@@ -134,7 +134,10 @@ class SparkGangAllocator(GangAllocator):
                 clock,
                 queued,
             )
-            with self._application.jvm.without_resource_warning():
+            with (
+                self._application.jvm.without_resource_warning(),
+                self._executors.placing(self.request),
+            ):
                 placeholders = acquisition.run()
             if placeholders is None:
                 self._granted_in_last_turn = acquisition.max_granted

@@ -108,6 +108,10 @@ class Jvm:
         option = self._scala.conf().getOption(name)
         return str(option.get()) if option.isDefined() else None
 
+    def set_live(self, name: str, value: str) -> None:
+        """Change a property of the running application, for parts of Spark that read it again."""
+        self._scala.conf().set(name, value)
+
     def settings(self) -> dict[str, str]:
         return dict(self._context._conf.getAll())
 

@@ -87,6 +87,8 @@ class PlaceholderAcquisition:
         self._polled_at = float("-inf")
         # Spark's IDs of the killed surplus executors.
         self._killed: set[str] = set()
+        # What keeps executors from starting, as the cluster manager reports it.
+        self._problem = NO_WAIT
         # Returns why the gang waits, from the cluster manager's last answer and the present
         # executors.
         self._why: Callable[[], WaitReason] = lambda: wait_reasons.requesting(
@@ -233,6 +235,8 @@ class PlaceholderAcquisition:
             return
         wanted = min(self._task_count(), self._executors.target())
         self._ended.update(held.containers, wanted)
+        is_whole = len(self._placeholders) >= self._request.plan.executors
+        self._problem = NO_WAIT if is_whole else self._executors.start_problem()
         granted = len(held.containers) - len(self.parked)
         if granted != self._progress.granted:
             log.debug("%d of %d are granted", granted, self._request.plan.executors)
@@ -275,7 +279,7 @@ class PlaceholderAcquisition:
             why = filter(None, map(self._request.exclusion_reason, self.parked.values()))
             parked = wait_reasons.parked_executors([*why], len(self.parked))
             reason = parked.before(reason)
-        return self._ended.with_exits(reason)
+        return self._ended.with_exits(self._problem.before(reason))
 
     def _replace_sharing_executors(self) -> bool:
         """Kill executors of a spread gang that share a node; return whether any did."""

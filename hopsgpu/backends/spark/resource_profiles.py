@@ -17,6 +17,7 @@ from pyspark.resource import (
     TaskResourceRequests,
 )
 
+from hopsgpu.cluster_managers.kubernetes.pod_template import DISCOVERY_PATH, spark_resource
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.gpu.script_archive import marker_script, script_for
 
@@ -52,6 +53,22 @@ def build_standalone_profile(shape: ExecutorShape) -> ResourceProfile:
     if shape.gpus:
         executor.resource("gpu", shape.gpus)
         task.resource("gpu", shape.gpus)
+    return ResourceProfileBuilder().require(executor).require(task).build
+
+
+def build_kubernetes_profile(gpu_resource: str, shape: ExecutorShape) -> ResourceProfile:
+    """Return the same for Kubernetes, whose kubelet chooses the GPUs of a pod."""
+    executor = (
+        ExecutorResourceRequests()
+        .cores(shape.cores)
+        .memory(f"{shape.heap_mib}m")
+        .memoryOverhead(f"{shape.overhead_mib}m")
+    )
+    task = TaskResourceRequests().cpus(shape.cores)
+    if shape.gpus:
+        vendor, name = spark_resource(gpu_resource)
+        executor.resource(name, shape.gpus, discoveryScript=DISCOVERY_PATH, vendor=vendor)
+        task.resource(name, shape.gpus)
     return ResourceProfileBuilder().require(executor).require(task).build
 
 

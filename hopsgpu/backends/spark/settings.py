@@ -174,8 +174,6 @@ def _master(setting: Callable[[str], str | None]) -> list[str]:
     master = setting("spark.master") or ""
     if kind_of(master) is not None:
         return []
-    if master.startswith("k8s"):
-        return [f"spark.master={master}: Kubernetes cannot hold gangs; {master_forms()}"]
     return [f"spark.master={master} cannot hold gangs; {master_forms()}"]
 
 

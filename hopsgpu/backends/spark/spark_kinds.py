@@ -6,6 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hopsgpu.backends.spark.kubernetes_session import (
+    attach_to_kubernetes,
+    check_kubernetes,
+    start_on_kubernetes,
+)
 from hopsgpu.backends.spark.standalone_session import (
     attach_to_standalone,
     check_standalone,
@@ -13,6 +18,7 @@ from hopsgpu.backends.spark.standalone_session import (
 )
 from hopsgpu.backends.spark.yarn_session import attach_to_yarn, check_yarn, start_on_yarn
 from hopsgpu.cluster_managers.kind import ManagerKind
+from hopsgpu.cluster_managers.kubernetes.kind import Kubernetes
 from hopsgpu.cluster_managers.manager_table import kind_of, master_forms
 from hopsgpu.cluster_managers.standalone.kind import Standalone
 from hopsgpu.cluster_managers.yarn.kind import Yarn
@@ -44,6 +50,7 @@ class SparkKind:
 _SPARK_KINDS: Mapping[type[ManagerKind], SparkKind] = {
     Yarn: SparkKind(check_yarn, start_on_yarn, attach_to_yarn),
     Standalone: SparkKind(check_standalone, start_on_standalone, attach_to_standalone),
+    Kubernetes: SparkKind(check_kubernetes, start_on_kubernetes, attach_to_kubernetes),
 }
 
 

@@ -1,0 +1,175 @@
+"""Gangs of a Spark application on Kubernetes."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pyspark import SparkContext
+from pyspark.resource import ResourceProfile
+
+from hopsgpu.backends.gang_request import Request
+from hopsgpu.backends.spark.cluster_application import ClusterApplication
+from hopsgpu.backends.spark.container_image import refuse_other_image
+from hopsgpu.backends.spark.hadoop_conf_archive import ship_hadoop_conf
+from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.backends.spark.jvm_threads import start_daemon
+from hopsgpu.backends.spark.package_archive import ship_package
+from hopsgpu.backends.spark.resource_profiles import ProfilePool, build_kubernetes_profile
+from hopsgpu.backends.spark.settings import check_python, check_session
+from hopsgpu.cluster_managers.kubernetes.application_leases import RENEW_SECONDS, ApplicationLease
+from hopsgpu.cluster_managers.kubernetes.kind import IMAGE
+from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
+from hopsgpu.cluster_managers.kubernetes.pod_template import (
+    TEMPLATE,
+    Placing,
+    executor_template,
+    gang_template,
+)
+from hopsgpu.cluster_managers.manager_table import required_kind
+from hopsgpu.core.container_ids import POD
+from hopsgpu.errors import ConfigError, HopsGpuError
+
+log = logging.getLogger(__name__)
+
+_EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
+
+
+class KubernetesApplication(ClusterApplication):
+    """An application whose gangs run as pods."""
+
+    manager: KubernetesManager
+
+    @property
+    def can_prefer_hosts(self) -> bool:
+        # The scheduler chooses the nodes of pods without knowing the tasks; a gang's pod template
+        # has the rules.
+        return False
+
+    def check_marker(self, marker: str, gpu_type: str) -> None:
+        raise ConfigError(
+            f"spark.hopsgpu.markers names {marker} for gpu_type={gpu_type!r}, but only YARN marks"
+            " nodes with resources: remove it; on Kubernetes, labels of nodes name their GPUs"
+        )
+
+    @property
+    def image(self) -> str | None:
+        return self.setting(_EXECUTOR_IMAGE) or self.setting(IMAGE)
+
+    def check_image(self, requested: str) -> None:
+        refuse_other_image(requested, self.image)
+
+    @functools.cached_property
+    def template(self) -> dict[str, Any]:
+        """Return the pod template of all executors."""
+        return executor_template(self.jvm.settings(), self.manager.gpu_resource)
+
+    @contextlib.contextmanager
+    def placing(
+        self, request: Request, profile: ResourceProfile, excluded_hosts: Collection[str] = ()
+    ) -> Iterator[None]:
+        """Have Spark build executors for a gang while inside: where its nodes must be.
+
+        Spark reads the template when it builds a pod. Other executors of this application that it
+        builds meanwhile follow the same rules.
+        """
+        plan = request.plan
+        placing = Placing(
+            plan.hosts,
+            frozenset(excluded_hosts),
+            plan.spec.placement,
+            profile.id,
+            self.manager.gpu_resource if plan.shape.gpus else "",
+        )
+        file = self._write_template(f"gang-{profile.id}", gang_template(self.template, placing))
+        before = self.setting(TEMPLATE)
+        self.jvm.set_live(TEMPLATE, str(file))
+        try:
+            yield
+        finally:
+            self.jvm.set_live(TEMPLATE, before or "")
+
+    def install_template(self) -> None:
+        """Have Spark build all executors from the template of this application."""
+        self.jvm.set_live(TEMPLATE, str(self._write_template("executors", self.template)))
+
+    def _write_template(self, name: str, template: dict[str, Any]) -> Path:
+        file = Path(self.package.name, f"{name}.yaml")
+        file.write_text(yaml.safe_dump(template), encoding="utf-8")
+        return file
+
+    def end_executors(self, executors: Collection[str]) -> None:
+        """Delete the pods of killed executors: Spark waits for seconds until it does."""
+        try:
+            self.manager.delete_executors(self.id, executors)
+        except HopsGpuError as error:
+            log.info("the pods end by themselves: %s", error)
+
+
+def kubernetes_application(context: SparkContext, jvm: Jvm) -> KubernetesApplication:
+    """Return a `KubernetesApplication`; check the application's settings.
+
+    Raises:
+        ConfigError: the settings prevent gangs, or HDFS requires Kerberos.
+        HopsGpuError: the API server does not answer.
+    """
+    settings = jvm.settings()
+    check_session(settings)
+    check_python(context.pythonExec, f"{sys.version_info[0]}.{sys.version_info[1]}")
+    manager = required_kind(settings.get("spark.master")).connect(settings, os.environ)
+    assert isinstance(manager, KubernetesManager)
+    application = KubernetesApplication(
+        context,
+        jvm,
+        manager,
+        ship_package(context),
+        ProfilePool(functools.partial(build_kubernetes_profile, manager.gpu_resource)),
+    )
+    application.install_template()
+    ship_hadoop_conf(context, application.package.name, os.environ)
+    application.check_options()
+    _keep_lease(application)
+    return application
+
+
+def _keep_lease(application: KubernetesApplication) -> None:
+    """Renew the Lease of an application until its context ends, in a thread of its own."""
+    context, manager = application.context, application.manager
+    pod = os.environ.get(POD)
+    owner = manager.pod_reference(pod) if pod else None
+    started = time.time()
+    ended = threading.Event()
+
+    def renew() -> None:
+        now = time.time()
+        lease = ApplicationLease(
+            application.id, str(context.appName), application.user, started, now
+        )
+        manager.keep_lease(lease, owner)
+
+    def keep() -> None:
+        while not ended.wait(RENEW_SECONDS) and context._jsc is not None:
+            try:
+                renew()
+            except HopsGpuError as error:
+                log.warning("the Lease of %s could not be renewed: %s", application.id, error)
+        remove()
+
+    def remove() -> None:
+        ended.set()
+        with contextlib.suppress(HopsGpuError):  # the Lease expires
+            manager.remove_lease(application.id)
+
+    renew()
+    atexit.register(remove)
+    start_daemon("hopsgpu-lease", keep)

@@ -1,0 +1,187 @@
+"""HTTP to the API server of Kubernetes: bounded answers, and errors in its own words.
+
+Source: the Kubernetes documentation, "Kubernetes API Concepts" (lists, errors as Status objects).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import urllib3
+
+from hopsgpu.cluster_managers.http_client import MAX_ANSWER_BYTES, NoAccess, NoAnswer, NotUnderstood
+from hopsgpu.cluster_managers.kubernetes.credentials import ApiAccess
+
+log = logging.getLogger(__name__)
+
+Answer = Mapping[str, Any]
+# Timeouts of connection and answer.
+SECONDS = (3.0, 10.0)
+_CHUNK_BYTES = 64 * 1024
+# The limit of a read is for each one: a server that sends byte by byte needs another limit.
+_TOTAL_PER_READ = 6
+_PAGE, _MAX_PAGES = 500, 200
+_MAX_TEXT = 400
+_CONNECTIONS = 8
+
+
+class ApiError(NoAnswer):
+    """The error that an API server answered with.
+
+    Attributes:
+        reason: its machine-readable reason, such as "NotFound"; "" if it named none.
+    """
+
+    def __init__(self, message: str, status: int | None, reason: str = "") -> None:
+        super().__init__(message, status)
+        self.reason = reason
+
+
+class Forbidden(ApiError, NoAccess):
+    """The error of a caller who is not allowed to do this, or is not known."""
+
+
+class ApiClient:
+    """A client of an API server; threads may share it.
+
+    All methods raise NoAnswer if the server does not answer, ApiError if it answers with an error
+    (Forbidden if the caller may not ask), and NotUnderstood if the answer has an unknown form.
+
+    Args:
+        seconds: limits to connect, and to be answered.
+    """
+
+    def __init__(self, access: ApiAccess, seconds: tuple[float, float] = SECONDS) -> None:
+        self._access = access
+        self._seconds = seconds
+        configuration = access.configuration
+        tls: dict[str, Any] = {}
+        if urlsplit(access.address).scheme == "https":
+            tls = {
+                "cert_reqs": "CERT_REQUIRED" if configuration.verify_ssl else "CERT_NONE",
+                "ca_certs": configuration.ssl_ca_cert,
+                "cert_file": configuration.cert_file,
+                "key_file": configuration.key_file,
+            }
+            if name := getattr(configuration, "tls_server_name", None):
+                tls["server_hostname"] = tls["assert_hostname"] = name
+        self._pool = urllib3.PoolManager(
+            maxsize=_CONNECTIONS,
+            retries=urllib3.Retry(0, redirect=0, raise_on_redirect=False),
+            timeout=urllib3.Timeout(connect=seconds[0], read=seconds[1]),
+            **tls,
+        )
+
+    @property
+    def address(self) -> str:
+        return self._access.address
+
+    @property
+    def namespace(self) -> str:
+        """Return the namespace of executors."""
+        return self._access.namespace
+
+    def get(self, path: str, **query: str) -> Answer:
+        """Return an object."""
+        return self._ask("GET", path, query)
+
+    def items(self, path: str, **query: str) -> Iterator[Answer]:
+        """Yield the objects of a list, which is requested in pages."""
+        following = ""
+        for _ in range(_MAX_PAGES):
+            page = {"limit": str(_PAGE), **({"continue": following} if following else {})}
+            answer = self._ask("GET", path, {**query, **page})
+            items = answer.get("items")
+            if not isinstance(items, list):
+                raise NotUnderstood(f"{self.address}{path}: the answer has no items")
+            yield from (item for item in items if isinstance(item, dict))
+            following = str((answer.get("metadata") or {}).get("continue") or "")
+            if not following:
+                return
+        raise NoAnswer(f"{path} has more than the {_PAGE * _MAX_PAGES} objects that are accepted")
+
+    def create(self, path: str, body: Answer) -> Answer:
+        return self._ask("POST", path, body=body)
+
+    def replace(self, path: str, body: Answer) -> Answer:
+        return self._ask("PUT", path, body=body)
+
+    def delete(self, path: str, body: Answer | None = None, **query: str) -> Answer:
+        return self._ask("DELETE", path, query, body=body)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Answer | None = None,
+    ) -> Answer:
+        url = f"{self.address}{path}" + (f"?{urlencode(query)}" if query else "")
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        for setting in self._access.configuration.auth_settings().values():
+            headers[str(setting["key"])] = str(setting["value"])
+        began = time.monotonic()
+        try:
+            response = self._pool.request(
+                method,
+                url,
+                headers=headers,
+                body=None if body is None else json.dumps(body),
+                preload_content=False,
+            )
+            try:
+                content = self._read(response)
+            finally:
+                response.release_conn()
+        except urllib3.exceptions.HTTPError as error:
+            reason = _reason(error)
+            log.debug("%s %s: %s after %.2f s", method, path, reason, time.monotonic() - began)
+            raise NoAnswer(f"the API server at {self.address} does not answer: {reason}") from error
+        log.debug("%s %s: HTTP %d", method, path, response.status)
+        try:
+            answer = json.loads(content)
+        except (ValueError, RecursionError):
+            answer = None
+        if response.status >= 300:
+            raise self._error(response.status, answer)
+        if not isinstance(answer, dict):
+            raise NotUnderstood(f"{self.address}{path}: the answer is not a JSON object")
+        return answer
+
+    def _read(self, response: urllib3.BaseHTTPResponse) -> bytes:
+        deadline = time.monotonic() + self._seconds[1] * _TOTAL_PER_READ
+        chunks, size = [], 0
+        for chunk in response.stream(_CHUNK_BYTES):
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MAX_ANSWER_BYTES:
+                raise NoAnswer(f"its answer has more than the {MAX_ANSWER_BYTES} accepted bytes")
+            if time.monotonic() > deadline:
+                raise NoAnswer("its answer did not end in time")
+        return b"".join(chunks)
+
+    def _error(self, status: int, answer: object) -> ApiError:
+        told = answer if isinstance(answer, dict) else {}
+        reason = str(told.get("reason") or "")[:_MAX_TEXT]
+        message = " ".join(str(told.get("message") or f"HTTP {status}").split())[:_MAX_TEXT]
+        if status in (401, 403):
+            who = f" (with the credentials of {self._access.origin})"
+            return Forbidden(f"Kubernetes refuses: {message}{who}", status, reason)
+        return ApiError(f"Kubernetes says: {message}", status, reason)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the innermost cause, since urllib3 wraps it with memory addresses."""
+    cause: BaseException = getattr(error, "reason", None) or error
+    if isinstance(cause, urllib3.exceptions.TimeoutError):
+        return "timed out"
+    while (deeper := cause.__cause__ or cause.__context__) is not None:
+        cause = deeper
+    return cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)

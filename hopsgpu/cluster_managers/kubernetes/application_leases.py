@@ -1,0 +1,119 @@
+"""The Leases by which drivers report that their applications run. Pure.
+
+A driver may run anywhere, also outside of the cluster, so Kubernetes does not know whether it
+lives. Each application therefore has a Lease in its namespace, which its driver renews.
+
+Source: the Kubernetes documentation, "Leases".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from hopsgpu.cluster_managers.kubernetes.pods import mapping_of, seconds_of, text_of
+from hopsgpu.core.run_record import ApplicationReport
+
+# Spark's ID of an application, and the prefix of the name of its Lease.
+APPLICATION_ID = re.compile(r"spark-[0-9a-z][-0-9a-z]{0,62}")
+_PREFIX = "hopsgpu-"
+LABEL = "hopsgpu/application"
+_NAME, _USER = "hopsgpu/name", "hopsgpu/user"
+RENEW_SECONDS = 10.0
+# A driver that has not renewed its Lease for this time is lost; clocks may be apart.
+LEASE_SECONDS = 60.0
+_MAX_NAME = 200
+
+
+@dataclass(frozen=True)
+class ApplicationLease:
+    """An application by its Lease.
+
+    Attributes:
+        started: when the driver started, in seconds since the epoch.
+        renewed: when the driver was alive last, by its own clock.
+    """
+
+    id: str
+    name: str
+    user: str
+    started: float
+    renewed: float
+
+    def is_running(self, now: float) -> bool:
+        return now - self.renewed < LEASE_SECONDS
+
+    def report(self, now: float) -> ApplicationReport:
+        if self.is_running(now):
+            return ApplicationReport("RUNNING", "", False)
+        seconds = now - self.renewed
+        return ApplicationReport(
+            "LOST", f"its driver has not renewed its Lease for {seconds:.0f} s", True
+        )
+
+
+def lease_name(application_id: str) -> str:
+    return f"{_PREFIX}{application_id}"
+
+
+def lease_body(
+    application: ApplicationLease, owner: Mapping[str, Any] | None, version: str = ""
+) -> dict[str, Any]:
+    """Return the Lease of an application for the API server.
+
+    Args:
+        owner: reference to the driver's pod, with which Kubernetes removes the Lease; None outside.
+        version: the version that is replaced; "" for a new Lease.
+    """
+    metadata: dict[str, Any] = {
+        "name": lease_name(application.id),
+        "labels": {LABEL: application.id},
+        "annotations": {
+            _NAME: application.name[:_MAX_NAME],
+            _USER: application.user[:_MAX_NAME],
+        },
+    }
+    if owner is not None:
+        metadata["ownerReferences"] = [owner]
+    if version:
+        metadata["resourceVersion"] = version
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": metadata,
+        "spec": {
+            "holderIdentity": application.id,
+            "leaseDurationSeconds": int(LEASE_SECONDS),
+            "acquireTime": _time_text(application.started),
+            "renewTime": _time_text(application.renewed),
+        },
+    }
+
+
+def lease_of(answer: Mapping[str, Any]) -> ApplicationLease | None:
+    """Return the application of a Lease; None if the Lease is not one of an application."""
+    metadata, spec = mapping_of(answer, "metadata"), mapping_of(answer, "spec")
+    id_ = text_of(mapping_of(metadata, "labels"), LABEL)
+    if APPLICATION_ID.fullmatch(id_) is None or text_of(metadata, "name") != lease_name(id_):
+        return None
+    annotations = mapping_of(metadata, "annotations")
+    return ApplicationLease(
+        id_,
+        text_of(annotations, _NAME)[:_MAX_NAME],
+        text_of(annotations, _USER)[:_MAX_NAME],
+        seconds_of(spec.get("acquireTime")),
+        seconds_of(spec.get("renewTime")),
+    )
+
+
+def leases_of(answers: Iterable[Mapping[str, Any]]) -> dict[str, ApplicationLease]:
+    """Return the applications of Leases, by ID."""
+    found = (lease for answer in answers if (lease := lease_of(answer)) is not None)
+    return {lease.id: lease for lease in found}
+
+
+def _time_text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

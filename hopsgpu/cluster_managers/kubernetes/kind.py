@@ -1,0 +1,76 @@
+"""Kubernetes as a kind of cluster manager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hopsgpu.cluster_managers.kind import ManagerKind
+from hopsgpu.cluster_managers.kubernetes.api_client import SECONDS
+from hopsgpu.cluster_managers.kubernetes.credentials import MASTER_PREFIX, load_access
+from hopsgpu.cluster_managers.kubernetes.gpu_resource import kubernetes_gpu_resource
+from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
+from hopsgpu.cluster_managers.kubernetes.pod_template import node_rules
+
+IMAGE = "spark.kubernetes.container.image"
+_EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
+_ALLOCATOR = "spark.kubernetes.allocation.pods.allocator"
+_BATCH_DELAY = "spark.kubernetes.allocation.batch.delay"
+# Spark creates pods in steps of the batch delay, after which the API server lists them.
+_SETTLE_SECONDS = 1.0
+
+
+class Kubernetes(ManagerKind):
+    """An API server of Kubernetes, with executors as pods in one namespace."""
+
+    title = "Kubernetes"
+    masters = "k8s://https://HOST:PORT"
+    has_shell = False
+    session_settings: Mapping[str, str] = {
+        # A gang's pods are created in one step. By default there are ten, one second apart.
+        "spark.kubernetes.allocation.batch.size": "256",
+        _BATCH_DELAY: "200ms",
+        # Spark notices within this time that pods started and ended.
+        "spark.kubernetes.executor.eventProcessingInterval": "200ms",
+        # Executors that failed long ago do not count towards the limit that ends the application.
+        "spark.executor.failuresValidityInterval": "10min",
+        "spark.executor.maxNumFailures": "1000",
+    }
+
+    def has_master(self, master: str) -> bool:
+        return master.strip().startswith(MASTER_PREFIX)
+
+    def find_problems(self, setting: Callable[[str], str | None]) -> list[str]:
+        return []
+
+    def find_refusals(self, setting: Callable[[str], str | None]) -> list[str]:
+        findings = []
+        if not (setting(_EXECUTOR_IMAGE) or setting(IMAGE)):
+            findings.append(
+                f"{IMAGE} is not set: name an image with Spark, Python and the packages of the"
+                " ranks, or pass image= to hopsgpu.session(); docs/kubernetes.md shows how to build"
+                " one"
+            )
+        allocator = setting(_ALLOCATOR)
+        if allocator not in (None, "direct"):
+            findings.append(
+                f"{_ALLOCATOR}={allocator}: Spark could not end single executors; set it to direct"
+            )
+        return findings
+
+    def settle_seconds(self, setting: Callable[[str], str | None]) -> float:
+        return _SETTLE_SECONDS
+
+    def connect(
+        self,
+        properties: Mapping[str, str],
+        environ: Mapping[str, str],
+        hadoop: Callable[[str], str | None] | None = None,
+        seconds: tuple[float, float] | None = None,
+    ) -> KubernetesManager:
+        gpu_resource = kubernetes_gpu_resource(properties, environ)
+        return KubernetesManager(
+            load_access(properties, environ),
+            gpu_resource=gpu_resource,
+            rules=node_rules(properties, gpu_resource),
+            seconds=seconds or SECONDS,
+        )

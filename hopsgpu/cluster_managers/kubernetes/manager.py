@@ -1,0 +1,421 @@
+"""Kubernetes as a cluster manager: an API server that lists nodes, pods, quotas and Leases."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from hopsgpu.cluster_managers.kubernetes.amounts import ExactAmount, sum_exact
+from hopsgpu.cluster_managers.kubernetes.api_client import SECONDS, ApiClient, ApiError, Forbidden
+from hopsgpu.cluster_managers.kubernetes.application_leases import (
+    APPLICATION_ID,
+    LABEL,
+    ApplicationLease,
+    lease_body,
+    lease_name,
+    lease_of,
+    leases_of,
+)
+from hopsgpu.cluster_managers.kubernetes.credentials import ApiAccess
+from hopsgpu.cluster_managers.kubernetes.limits import (
+    largest_executor,
+    namespace_limit,
+    quota_limits,
+)
+from hopsgpu.cluster_managers.kubernetes.lost_pods import PodEvent, why_lost
+from hopsgpu.cluster_managers.kubernetes.nodes import NodeRules, devices_of, node_of
+from hopsgpu.cluster_managers.kubernetes.pod_problems import find_problem
+from hopsgpu.cluster_managers.kubernetes.pods import (
+    APPLICATION,
+    APPLICATION_NAME,
+    EXECUTOR,
+    PROFILE,
+    ROLE,
+    Pod,
+    mapping_of,
+    pod_of,
+    seconds_of,
+    text_of,
+)
+from hopsgpu.cluster_managers.manager import ClusterManager, HeldExecutors, StartProblem
+from hopsgpu.cluster_managers.node_gpu_list import NodeAnswers
+from hopsgpu.cluster_managers.resources import NOTHING
+from hopsgpu.cluster_managers.snapshot import App, Container, Node, Overview, Snapshot, User
+from hopsgpu.core.run_record import ApplicationReport
+from hopsgpu.errors import CapacityError, HopsGpuError
+
+log = logging.getLogger(__name__)
+
+_NODES, _PODS = "/api/v1/nodes", "/api/v1/pods"
+_LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+_LIVE = "status.phase!=Succeeded,status.phase!=Failed"
+# Events that are older say nothing of an executor that was lost now.
+_EVENT_SECONDS = 120.0
+# The kubelet ends a container this long after the signal; ranks have ended before.
+_GRACE_SECONDS = 1
+
+
+@dataclass(frozen=True)
+class Permission:
+    """What an API server may allow: a verb on a resource, in the namespace or in the cluster."""
+
+    verb: str
+    resource: str
+    group: str = ""
+    is_of_cluster: bool = False
+    subresource: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
+        return f"{self.verb} {name}{f'.{self.group}' if self.group else ''}"
+
+
+class KubernetesManager(ClusterManager):
+    """A client of an API server, for the executors in one namespace; threads may share it.
+
+    Args:
+        rules: by which rules the scheduler chooses nodes for executors with GPUs.
+        seconds: limits to connect, and to be answered.
+    """
+
+    def __init__(
+        self,
+        access: ApiAccess,
+        *,
+        gpu_resource: str,
+        rules: NodeRules | None = None,
+        seconds: tuple[float, float] = SECONDS,
+    ) -> None:
+        self._client = ApiClient(access, seconds)
+        self._gpu_resource = gpu_resource
+        self._rules = rules or NodeRules()
+        self._lock = threading.Lock()
+        # Whether the caller may list pods of all namespaces; None before it was tried.
+        self._may_list_all: bool | None = None
+
+    @property
+    def title(self) -> str:
+        return "Kubernetes"
+
+    @property
+    def cluster(self) -> str:
+        parts = urlsplit(self._client.address)
+        return f"k8s-{parts.hostname}-{parts.port or 443}-{self.namespace}"
+
+    @property
+    def namespace(self) -> str:
+        return self._client.namespace
+
+    @property
+    def gpu_resource(self) -> str:
+        return self._gpu_resource
+
+    @property
+    def pages(self) -> str:
+        """Return "": the API server has no pages for people."""
+        return ""
+
+    def application_page(self, application_id: str) -> str:
+        return ""
+
+    def nodes(self) -> tuple[Node, ...]:
+        pods, _ = self._pods()
+        return self._nodes_with(pods)
+
+    def devices(self, nodes: Sequence[Node]) -> NodeAnswers:
+        """Return what the nodes' labels tell of their GPUs."""
+        by_name = {
+            text_of(mapping_of(n, "metadata"), "name"): n for n in self._client.items(_NODES)
+        }
+        found = {
+            node.id: devices_of(by_name[node.id], node.total.gpus)
+            for node in nodes
+            if node.id in by_name
+        }
+        return NodeAnswers(found, {})
+
+    def snapshot(self, application_id: str, user: str) -> Snapshot:
+        pods, problems = self._pods()
+        nodes = self._nodes_with(pods)
+        running = [node.total for node in nodes if node.state == "RUNNING"]
+        largest = NOTHING
+        for size in running:
+            largest = largest.max_with(size)
+        ranges = list(self._client.items(self._path("limitranges")))
+        largest = largest_executor(ranges, largest, self._gpu_resource)
+        quotas = list(self._client.items(self._path("resourcequotas")))
+        limits = quota_limits(quotas, self._gpu_resource, largest)
+        return Snapshot(
+            application_id=application_id,
+            partition="",
+            nodes=nodes,
+            queues=limits or (namespace_limit(self.namespace, largest),),
+            user=User(user),
+            applications=self._applications(pods),
+            problems=problems,
+        )
+
+    def overview(self, user: str) -> Overview:
+        snapshot = self.snapshot("", user)
+        pods, _ = self._pods()
+        containers: dict[str, list[Container]] = {}
+        for pod in pods:
+            if pod.is_granted and pod.requests.gpus:
+                container = Container(pod.node, pod.id, pod.requests.round_up(), pod.created)
+                containers.setdefault(_group_of(pod), []).append(container)
+        return Overview(
+            nodes=snapshot.nodes,
+            queues={},
+            user_snapshots={"": (snapshot,)},
+            applications=snapshot.applications,
+            containers={app: tuple(found) for app, found in containers.items()},
+            acls=False,
+            problems=snapshot.problems,
+        )
+
+    def caller(self) -> str:
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        answer = self._client.create(_SELF_REVIEWS, body)
+        user = mapping_of(mapping_of(answer, "status"), "userInfo")
+        return text_of(user, "username")
+
+    def check_submission(self) -> None:
+        """Check that the API server answers, and lets the caller create pods in the namespace."""
+        if not self.is_allowed(Permission("create", "pods")):
+            raise CapacityError(
+                f"{self.caller()} may not create pods in the namespace {self.namespace}:"
+                " spark.kubernetes.namespace names another one, or an administrator gives the role"
+                " of docs/kubernetes.md"
+            )
+
+    def is_allowed(self, permission: Permission) -> bool:
+        """Return whether the caller has a permission."""
+        attributes = {
+            "verb": permission.verb,
+            "group": permission.group,
+            "resource": permission.resource,
+            "subresource": permission.subresource,
+            "namespace": "" if permission.is_of_cluster else self.namespace,
+        }
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = self._client.create(_ACCESS_REVIEWS, body)
+        return mapping_of(answer, "status").get("allowed") is True
+
+    def held_executors(self, application_id: str, profile_id: int) -> HeldExecutors:
+        pods = [pod for pod in self._executors_of(application_id, profile_id) if not pod.has_ended]
+        return HeldExecutors(
+            {pod.id: pod.node for pod in pods if pod.is_granted},
+            pending=sum(not pod.is_granted for pod in pods),
+        )
+
+    def find_start_problem(self, application_id: str, profile_id: int) -> StartProblem | None:
+        return find_problem(self._executors_of(application_id, profile_id))
+
+    def delete_executors(self, application_id: str, executors: Collection[str]) -> None:
+        """Delete the pods of executors, whose containers have a second to end.
+
+        Args:
+            executors: Spark's IDs of the executors.
+        """
+        names = ",".join(sorted(executors))
+        selector = f"{APPLICATION}={application_id},{ROLE}=executor,{EXECUTOR} in ({names})"
+        options = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        self._client.delete(
+            self._path("pods"),
+            {**options, "gracePeriodSeconds": _GRACE_SECONDS},
+            labelSelector=selector,
+        )
+
+    def are_gpus_ending(self) -> bool:
+        """Return False: a pod is listed until the kubelet has ended its containers."""
+        return False
+
+    def why_lost(self, application_id: str, reason: str, host: str) -> str:
+        now = time.time()
+        try:
+            pods = [
+                pod for pod in self._pods_of(f"{APPLICATION}={application_id}") if pod.node == host
+            ]
+            cause = why_lost(
+                host,
+                pods,
+                self._events_of(application_id),
+                self._nodes_with(()),
+                now - _EVENT_SECONDS,
+            )
+        except HopsGpuError as error:
+            cause = f"Kubernetes could not be asked about {host} ({error})"
+        return "; Spark says: ".join(filter(None, (cause, reason)))
+
+    def end_of(self, application_id: str) -> str:
+        report = self.report(application_id)
+        if report is None or not report.has_ended:
+            return ""
+        return f"{report.state}: {report.diagnostics or '(no reason is known)'}"
+
+    def report(self, application_id: str) -> ApplicationReport | None:
+        """Return the state of an application by its Lease, which its driver removes at its end."""
+        if not APPLICATION_ID.fullmatch(application_id):
+            return None
+        lease = self._lease(application_id)
+        if lease is None:
+            text = f"it has no Lease in the namespace {self.namespace}, which its driver renews"
+            return ApplicationReport("ENDED", text, True)
+        return lease.report(time.time())
+
+    def ended_since(self, time_: float) -> Mapping[str, ApplicationReport]:
+        now = time.time()
+        return {
+            lease.id: lease.report(now)
+            for lease in self._leases().values()
+            if not lease.is_running(now) and lease.renewed >= time_
+        }
+
+    def keep_lease(self, application: ApplicationLease, owner: Mapping[str, Any] | None) -> None:
+        """Create or renew the Lease of an application."""
+        path = _LEASES.format(quote(self.namespace))
+        try:
+            self._client.create(path, lease_body(application, owner))
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            present = self._client.get(f"{path}/{lease_name(application.id)}")
+            version = text_of(mapping_of(present, "metadata"), "resourceVersion")
+            body = lease_body(application, owner, version)
+            self._client.replace(f"{path}/{lease_name(application.id)}", body)
+
+    def remove_lease(self, application_id: str) -> None:
+        path = f"{_LEASES.format(quote(self.namespace))}/{lease_name(application_id)}"
+        try:
+            self._client.delete(path)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def pod_reference(self, name: str) -> dict[str, Any]:
+        """Return a reference to a pod of the namespace, for objects that go with the pod."""
+        answer = self._client.get(f"{self._path('pods')}/{quote(name)}")
+        uid = text_of(mapping_of(answer, "metadata"), "uid")
+        return {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
+
+    def quotas(self) -> list[Mapping[str, Any]]:
+        """Return the quotas of the namespace, as the API server lists them."""
+        return list(self._client.items(self._path("resourcequotas")))
+
+    def version(self) -> str:
+        """Return the version of the API server, such as "v1.34.4"."""
+        return text_of(self._client.get("/version"), "gitVersion")
+
+    def _path(self, resource: str) -> str:
+        return f"/api/v1/namespaces/{quote(self.namespace)}/{resource}"
+
+    def _nodes_with(self, pods: Iterable[Pod]) -> tuple[Node, ...]:
+        requests: dict[str, list[ExactAmount]] = {}
+        for pod in pods:
+            if pod.is_granted:
+                requests.setdefault(pod.node, []).append(pod.requests)
+        nodes = []
+        for answer in self._client.items(_NODES):
+            name = text_of(mapping_of(answer, "metadata"), "name")
+            used = sum_exact(requests.get(name, ()))
+            nodes.append(node_of(answer, self._gpu_resource, used, self._rules))
+        return tuple(nodes)
+
+    def _pods(self) -> tuple[tuple[Pod, ...], tuple[str, ...]]:
+        """Return the pods that have not ended, of all namespaces if the caller may list them."""
+        if self._may_list_all is not False:
+            try:
+                pods = tuple(
+                    pod_of(answer, self._gpu_resource)
+                    for answer in self._client.items(_PODS, fieldSelector=_LIVE)
+                )
+            except Forbidden as error:
+                log.info("pods of other namespaces are not visible: %s", error)
+            else:
+                self._may_list_all = True
+                return pods, ()
+        self._may_list_all = False
+        path = self._path("pods")
+        own = tuple(
+            pod_of(answer, self._gpu_resource)
+            for answer in self._client.items(path, fieldSelector=_LIVE)
+        )
+        problem = (
+            f"hopsgpu sees only the pods of the namespace {self.namespace}, so nodes may have less"
+            " free than it takes for free: docs/kubernetes.md has the ClusterRole"
+        )
+        return own, (problem,)
+
+    def _executors_of(self, application_id: str, profile_id: int) -> list[Pod]:
+        selector = f"{APPLICATION}={application_id},{ROLE}=executor,{PROFILE}={profile_id}"
+        return self._pods_of(selector)
+
+    def _pods_of(self, selector: str) -> list[Pod]:
+        answers = self._client.items(self._path("pods"), labelSelector=selector)
+        return [pod_of(answer, self._gpu_resource) for answer in answers]
+
+    def _events_of(self, application_id: str) -> list[PodEvent]:
+        """Return the events about pods of the namespace, which do not name the application."""
+        events = []
+        for answer in self._client.items(
+            self._path("events"), fieldSelector="involvedObject.kind=Pod"
+        ):
+            times = (answer.get("lastTimestamp"), answer.get("eventTime"))
+            about = mapping_of(answer, "involvedObject")
+            events.append(
+                PodEvent(
+                    text_of(about, "name"),
+                    text_of(answer, "reason"),
+                    text_of(answer, "message"),
+                    max(map(seconds_of, times)),
+                )
+            )
+        return events
+
+    def _lease(self, application_id: str) -> ApplicationLease | None:
+        path = f"{_LEASES.format(quote(self.namespace))}/{lease_name(application_id)}"
+        try:
+            return lease_of(self._client.get(path))
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _leases(self) -> dict[str, ApplicationLease]:
+        path = _LEASES.format(quote(self.namespace))
+        return leases_of(self._client.items(path, labelSelector=LABEL))
+
+    def _applications(self, pods: Sequence[Pod]) -> tuple[App, ...]:
+        """Return what has pods, and Spark applications that have none yet."""
+        leases = self._leases()
+        by_group: dict[str, list[Pod]] = {id_: [] for id_ in leases}
+        for pod in pods:
+            if pod.is_granted:
+                by_group.setdefault(_group_of(pod), []).append(pod)
+        return tuple(_app(group, found, leases.get(group)) for group, found in by_group.items())
+
+
+def _group_of(pod: Pod) -> str:
+    """Return what a pod belongs to: its Spark application, else its owner, else itself."""
+    return pod.application or f"{pod.namespace}/{pod.owner or pod.name}"
+
+
+def _app(group: str, pods: Sequence[Pod], lease: ApplicationLease | None) -> App:
+    used = sum_exact(pod.requests for pod in pods).round_up()
+    started = min((pod.created for pod in pods), default=0.0)
+    if lease is not None:
+        return App(group, lease.name, lease.user, "", used, lease.started, len(pods))
+    first = pods[0]
+    name = first.labels.get(APPLICATION_NAME) or first.owner or first.name
+    return App(group, name, f"namespace {first.namespace}", "", used, started, len(pods))

@@ -1,0 +1,199 @@
+"""The pod template of executors: the user's, and what gangs need besides.
+
+Spark builds each executor's pod from a template in a file, and adds its own settings. A gang's
+template adds the rules by which the scheduler chooses nodes, for as long as the gang acquires
+executors.
+
+Source: Spark's documentation, "Running Spark on Kubernetes" (Pod Template); the Kubernetes
+documentation, "Downward API", "emptyDir" and "Assigning Pods to Nodes".
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hopsgpu.cluster_managers.kubernetes.nodes import NodeRules, Toleration, toleration_of
+from hopsgpu.cluster_managers.kubernetes.pods import PROFILE, list_of, mapping_of
+from hopsgpu.core.bounded_reads import read_file
+from hopsgpu.core.container_ids import NAMESPACE, NODE, POD
+from hopsgpu.errors import ConfigError
+
+TEMPLATE = "spark.kubernetes.executor.podTemplateFile"
+_CONTAINER = "spark.kubernetes.executor.podTemplateContainerName"
+_SELECTORS = ("spark.kubernetes.node.selector.", "spark.kubernetes.executor.node.selector.")
+# Spark's name of the container of an executor.
+_DEFAULT_CONTAINER = "spark-kubernetes-executor"
+_SHM, _SHM_VOLUME = "/dev/shm", "hopsgpu-shm"
+DISCOVERY_PATH = "/opt/hopsgpu/discover-gpus"
+_DISCOVERY_VOLUME, _DISCOVERY_ANNOTATION = "hopsgpu-discovery", "hopsgpu/discover-gpus"
+_HOSTNAME = "kubernetes.io/hostname"
+# Spark runs this script when an executor starts: the kubelet has chosen the GPUs before. A script
+# of a few lines needs no package of the image but a shell.
+_DISCOVERY_SCRIPT = """#!/bin/sh
+# Lists the GPUs of this container for Spark.
+smi=${HOPSGPU_NVIDIA_SMI:-nvidia-smi}
+if gpus=$("$smi" --query-gpu=uuid --format=csv,noheader 2>/dev/null) && [ -n "$gpus" ]; then :
+else gpus=$(echo "$NVIDIA_VISIBLE_DEVICES" | tr , '\\n'); fi
+addresses=
+for gpu in $gpus; do addresses="$addresses${addresses:+, }\\"$gpu\\""; done
+echo "{\\"name\\": \\"NAME\\", \\"addresses\\": [$addresses]}"
+"""
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where the executors of a gang may run.
+
+    Attributes:
+        hosts: names of the nodes that they may use; None for all.
+        excluded_hosts: names of nodes that they must not use.
+        placement: "spread" for different nodes, "pack" for few of them, or None.
+        profile: the ID of their resource profile, which distinguishes them from other pods.
+        gpu_resource: the resource whose taint they tolerate; "" for executors without GPUs.
+    """
+
+    hosts: frozenset[str] | None
+    excluded_hosts: frozenset[str]
+    placement: str | None
+    profile: int
+    gpu_resource: str
+
+
+def spark_resource(gpu_resource: str) -> tuple[str, str]:
+    """Return Spark's vendor and name of a resource of Kubernetes."""
+    vendor, _, name = gpu_resource.partition("/")
+    return vendor, name
+
+
+def read_template(properties: Mapping[str, str]) -> dict[str, Any]:
+    """Return the user's pod template; a minimal one without any.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no pod.
+    """
+    file = properties.get(TEMPLATE, "").strip()
+    if not file:
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {}}
+    try:
+        content = yaml.safe_load(read_file(Path(file.removeprefix("file://"))))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{TEMPLATE}={file}: cannot be read: {error}") from error
+    if not isinstance(content, dict) or content.get("kind") != "Pod":
+        raise ConfigError(f"{TEMPLATE}={file}: must have a Pod (kind: Pod) in YAML")
+    return content
+
+
+def node_rules(properties: Mapping[str, str], gpu_resource: str) -> NodeRules:
+    """Return the rules of an application's executors with GPUs, by its properties and template."""
+    spec = mapping_of(read_template(properties), "spec")
+    selector = {str(k): str(v) for k, v in mapping_of(spec, "nodeSelector").items()}
+    for prefix in _SELECTORS:
+        selector |= {
+            name.removeprefix(prefix): value
+            for name, value in properties.items()
+            if name.startswith(prefix)
+        }
+    return NodeRules(
+        selector,
+        (
+            Toleration(gpu_resource, "Exists"),
+            *map(toleration_of, list_of(spec, "tolerations")),
+        ),
+    )
+
+
+def executor_template(properties: Mapping[str, str], gpu_resource: str) -> dict[str, Any]:
+    """Return the template of all executors of an application.
+
+    It names pod and node in variables, mounts memory for data that processes share, of which a
+    container has 64 MiB by default, and the script that lists the container's GPUs.
+    """
+    template = copy.deepcopy(read_template(properties))
+    metadata = template.setdefault("metadata", {})
+    script = _DISCOVERY_SCRIPT.replace("NAME", spark_resource(gpu_resource)[1])
+    metadata.setdefault("annotations", {})[_DISCOVERY_ANNOTATION] = script
+    spec = template.setdefault("spec", {})
+    container = _container(spec, properties.get(_CONTAINER) or _DEFAULT_CONTAINER)
+    container.setdefault("env", []).extend(
+        [
+            _from_field(POD, "metadata.name"),
+            _from_field(NAMESPACE, "metadata.namespace"),
+            _from_field(NODE, "spec.nodeName"),
+        ]
+    )
+    mounts, volumes = container.setdefault("volumeMounts", []), spec.setdefault("volumes", [])
+    if not any(mount.get("mountPath") == _SHM for mount in mounts):
+        mounts.append({"name": _SHM_VOLUME, "mountPath": _SHM})
+        volumes.append({"name": _SHM_VOLUME, "emptyDir": {"medium": "Memory"}})
+    directory, _, name = DISCOVERY_PATH.rpartition("/")
+    mounts.append({"name": _DISCOVERY_VOLUME, "mountPath": directory, "readOnly": True})
+    field = {"fieldPath": f"metadata.annotations['{_DISCOVERY_ANNOTATION}']"}
+    items = [{"path": name, "fieldRef": field, "mode": 0o555}]
+    volumes.append({"name": _DISCOVERY_VOLUME, "downwardAPI": {"items": items}})
+    return template
+
+
+def gang_template(template: Mapping[str, Any], placing: Placing) -> dict[str, Any]:
+    """Return the template with the rules by which the scheduler chooses a gang's nodes."""
+    placed = copy.deepcopy(dict(template))
+    spec = placed["spec"]
+    if placing.gpu_resource:
+        toleration = {"key": placing.gpu_resource, "operator": "Exists"}
+        spec.setdefault("tolerations", []).append(toleration)
+    affinity = spec.setdefault("affinity", {})
+    expressions = []
+    if placing.hosts is not None:
+        expressions.append(_hostname("In", sorted(placing.hosts)))
+    if placing.excluded_hosts:
+        expressions.append(_hostname("NotIn", sorted(placing.excluded_hosts)))
+    if expressions:
+        _require_nodes(affinity.setdefault("nodeAffinity", {}), expressions)
+    same_gang = {
+        "topologyKey": _HOSTNAME,
+        "labelSelector": {"matchLabels": {PROFILE: str(placing.profile)}},
+    }
+    if placing.placement == "spread":
+        rules = affinity.setdefault("podAntiAffinity", {})
+        rules.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(same_gang)
+    elif placing.placement == "pack":
+        rules = affinity.setdefault("podAffinity", {})
+        rules.setdefault("preferredDuringSchedulingIgnoredDuringExecution", []).append(
+            {"weight": 100, "podAffinityTerm": same_gang}
+        )
+    return placed
+
+
+def _require_nodes(affinity: dict[str, Any], expressions: Sequence[Mapping[str, Any]]) -> None:
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    terms: list[dict[str, Any]] = required.setdefault("nodeSelectorTerms", [])
+    if not terms:
+        terms.append({})
+    # A node needs to match one of the terms, so each term gets the expressions.
+    for term in terms:
+        term.setdefault("matchExpressions", []).extend(expressions)
+
+
+def _hostname(operator: str, values: Sequence[str]) -> dict[str, Any]:
+    return {"key": _HOSTNAME, "operator": operator, "values": list(values)}
+
+
+def _from_field(variable: str, field: str) -> dict[str, Any]:
+    return {"name": variable, "valueFrom": {"fieldRef": {"fieldPath": field}}}
+
+
+def _container(spec: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the executor's container of a template; create it if the template has none."""
+    containers: list[dict[str, Any]] = spec.setdefault("containers", [])
+    for container in containers:
+        if container.get("name") == name:
+            return container
+    # As Spark: without a container of this name, it takes the first one.
+    if not containers:
+        containers.append({"name": name})
+    return containers[0]
