@@ -13,7 +13,7 @@ PACKAGING := setup.py pyproject.toml $(CONSTRAINTS)
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 # Extras that constraints.txt has: what the targets here install, and what users do; and hopsgpu
 # alone.
-RESOLVED := demo check dev libraries docs bench kerberos gcs azure all
+RESOLVED := demo check dev libraries docs bench kerberos gcs azure kubernetes all
 ALONE := hopsgpu
 # pip checks digests only where every package has some, and an editable one has none: the packages
 # come first. setuptools, which is among them, then installs hopsgpu without a download.
@@ -52,6 +52,10 @@ LIGHT_LONGEST += $(addprefix tests/contract/test_,gang_queue.py usage.py)
 ACCEPTANCE := launch.py lease.py ranks.py search.py elastic.py score.py run.py attempts.py data.py
 ACCEPTANCE += killed_driver.py inventory.py doctor.py checkpoints.py packages.py notebook.py
 ACCEPTANCE := $(addprefix tests/cluster/test_,$(ACCEPTANCE) standalone.py)
+# The same on Kubernetes, with what only that has.
+ON_KUBERNETES := $(filter-out tests/cluster/test_standalone.py,$(ACCEPTANCE))
+ON_KUBERNETES += tests/contract/test_cluster_managers.py
+ON_KUBERNETES += $(wildcard tests/kubernetes/test_*.py)
 # What repeats or varies other tests, or takes long.
 SOAK := $(wildcard tests/soak/test_*.py)
 SOAK += $(wildcard tests/contract/test_*.py tests/screens/test_*.py)
@@ -79,10 +83,10 @@ MATRIX := $(CORNER) 3.5/3.5.0 4.0/3.4.3 4/3.3.6 4/3.5.0
 # PySpark 3.5 runs on no later one.
 PYTHON_OF_MATRIX ?= python3.11
 
-.PHONY: help install demo test standalone unit soak screens faults gpu corner secure also-secure docker serving objects other-objects matrix bench check docs constraints newest one python java clean
+.PHONY: help install demo test standalone kubernetes unit soak screens faults gpu corner secure also-secure docker serving objects other-objects matrix bench check docs constraints newest one python java clean
 
 help:
-	@echo "make demo | test | standalone | check | docs | soak | screens | faults | gpu | corner | secure | also-secure | docker | serving | objects | other-objects | matrix | bench | install | constraints | newest | clean"
+	@echo "make demo | test | standalone | kubernetes | check | docs | soak | screens | faults | gpu | corner | secure | also-secure | docker | serving | objects | other-objects | matrix | bench | install | constraints | newest | clean"
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -134,6 +138,32 @@ test: java $(VENV)/.installed-dev
 # The acceptance that YARN has, by the same tests, on a standalone master.
 standalone: java $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m 'not soak' --standalone --durations=10 $(PARALLEL) $(ACCEPTANCE)
+
+# The programs of the development cluster on Kubernetes, built once into the user's cache, with Go
+# 1.24 or later; then the acceptance that YARN has, on Kubernetes. Needs root, and Debian's packages
+# containerd, runc, containernetworking-plugins, iproute2, procps and openssl.
+KUBERNETES_CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/hopsgpu/kubernetes-1.34.4
+KUBERNETES_NAMES := etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl
+KUBERNETES_NAMES += gpu-device-plugin
+GO_FLAGS = -trimpath -buildvcs=false -ldflags '-s -w $(GO_VERSION)'
+GO_VERSION := -X k8s.io/component-base/version.gitVersion=v1.34.4
+GO_VERSION += -X k8s.io/component-base/version.gitMajor=1
+GO_VERSION += -X k8s.io/component-base/version.gitMinor=34
+GO_VERSION += -X k8s.io/client-go/pkg/version.gitVersion=v1.34.4
+KUBERNETES_SOURCES := $(wildcard kubernetes-daemons/*.go kubernetes-daemons/*/*.go)
+KUBERNETES_SOURCES += kubernetes-daemons/go.mod kubernetes-daemons/go.sum
+
+$(KUBERNETES_CACHE)/.built: $(KUBERNETES_SOURCES)
+	@echo "building Kubernetes into $(@D): 16 CPU minutes and 4 GB of Go's caches, once"
+	mkdir -p $(@D)
+	cd kubernetes-daemons && go build $(GO_FLAGS) -o $(@D)/daemons.new . && \
+	  CGO_ENABLED=0 go build $(GO_FLAGS) -o $(@D)/hopsgpu-pause ./pause
+	mv $(@D)/daemons.new $(@D)/daemons
+	for name in $(KUBERNETES_NAMES); do ln -sf daemons $(@D)/$$name; done
+	@touch $@
+
+kubernetes: java $(VENV)/.installed-dev $(KUBERNETES_CACHE)/.built
+	$(BIN)/python -m pytest -m 'not soak' --kubernetes --durations=10 $(PARALLEL) $(ON_KUBERNETES)
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/process

@@ -74,6 +74,8 @@ MODELS = ["onnx>=1.19,<2", "onnxruntime>=1.23,<2", "skops>=0.13,<1"]
 S3 = ["s3fs>=2025.2"]
 GCS = ["gcsfs>=2025.2"]
 AZURE = ["adlfs>=2024.12"]
+# Masters on Kubernetes; later versions need python-dateutil 3, which botocore refuses.
+KUBERNETES = ["kubernetes>=31,<36"]
 # What proposes the trials of a search; cmaes is for Optuna's sampler of this name.
 SEARCH = ["optuna>=4.4,<6", "cmaes>=0.10,<0.14"]
 # `hopsgpu web`.
@@ -117,7 +119,7 @@ NOTEBOOK = ["ipykernel>=6.29,<8", "jupyter-client>=8,<9", "nbclient>=0.10,<0.12"
 # Answers of the pages without a server, and the pages in a real Chromium, which is not of pip.
 BROWSER = ["httpx2>=2,<3", "playwright>=1.50,<2"]
 DEV = DEMO + PIPELINE + CHECK + NOTEBOOK + FRAMEWORKS + MLFLOW + SEARCH + CONDA + BUILD
-DEV += WEB + BROWSER + MODELS + XGBOOST + OBJECTS + CONFIGURATIONS + PRETRAINED
+DEV += WEB + BROWSER + MODELS + XGBOOST + OBJECTS + CONFIGURATIONS + PRETRAINED + KUBERNETES
 # The pages (`make docs`), built and checked without a network.
 DOCS = ["sphinx>=8.2,<10", "myst-parser>=4,<6", "furo>=2024.8.6", "sphinx-click>=6,<7", *CHECK]
 # Ray Train is elastic since 2.55. torchft has wheels for Linux on x86-64 alone.
@@ -174,6 +176,7 @@ setup(
         "s3": S3,
         "gcs": GCS,
         "azure": AZURE,
+        "kubernetes": KUBERNETES,
         "conda": CONDA,
         "web": WEB,
         "all": ALL,

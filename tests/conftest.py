@@ -65,6 +65,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--standalone", action="store_true", help="on a standalone master in place of YARN"
     )
+    parser.addoption("--kubernetes", action="store_true", help="on Kubernetes in place of YARN")
     parser.addoption("--kerberos", action="store_true", help="on a Kerberized cluster, as alice")
     parser.addoption(
         "--begin-within",
@@ -126,10 +127,14 @@ def conf_of_cluster(tmpdir: str) -> dict[str, dict[str, object]]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("standalone"):
+    if config.getoption("standalone") or config.getoption("kubernetes"):
         of_yarn = [item for item in items if item.get_closest_marker("yarn") is not None]
         config.hook.pytest_deselected(items=of_yarn)
         items[:] = [item for item in items if item not in of_yarn]
+    if not config.getoption("kubernetes"):
+        others = [item for item in items if item.get_closest_marker("kubernetes") is not None]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
     # After others have chosen among them. Where time is short, each test has its turn to be early.
     begin = config.getoption("begin_at") % max(len(items), 1)
     items[:] = items[begin:] + items[:begin]
@@ -180,6 +185,17 @@ def is_standalone(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
+def is_kubernetes(pytestconfig: pytest.Config) -> bool:
+    """Whether the cluster has Kubernetes in place of YARN."""
+    return bool(pytestconfig.getoption("kubernetes"))
+
+
+@pytest.fixture(scope="session")
+def is_yarn(is_standalone: bool, is_kubernetes: bool) -> bool:
+    return not (is_standalone or is_kubernetes)
+
+
+@pytest.fixture(scope="session")
 def site_conf() -> Callable[[Path], dict[str, dict[str, object]]]:
     """Gives further properties of the cluster in a directory, by file."""
     return lambda directory: {}
@@ -192,6 +208,7 @@ def cluster_dir(
     hadoop: str | None,
     kerberos: bool,
     is_standalone: bool,
+    is_kubernetes: bool,
     site_conf: Callable[[Path], dict[str, dict[str, object]]],
 ) -> Iterator[Path]:
     shared = os.environ.get(ONE_CLUSTER)
@@ -199,7 +216,7 @@ def cluster_dir(
     conf = conf_of_cluster(shared or str(own_tmpdir))
     for file, properties in site_conf(directory).items():
         conf[file] = {**conf.get(file, {}), **properties}
-    if is_standalone:
+    if is_standalone or is_kubernetes:
         conf.pop("yarn-site")
     if kerberos:
         keytab = Realm(ClusterLayout.at(directory).realm).keytab("alice")
@@ -217,6 +234,7 @@ def cluster_dir(
             hadoop=hadoop,
             kerberos=kerberos or None,
             is_standalone=is_standalone or None,
+            is_kubernetes=is_kubernetes or None,
             conf=conf,
             keep_classes=True,
         )
@@ -263,7 +281,7 @@ def spark(cluster_env: dict[str, str]) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def manager(cluster_env: dict[str, str]) -> ClusterManager:
-    """The cluster manager of this session: YARN, or with --standalone a standalone master."""
+    """The cluster manager of this session: YARN, or what the options name."""
     return configured_manager(cluster_env)
 
 

@@ -6,8 +6,16 @@ import os
 import signal
 from pathlib import Path
 
+from hopsgpu.devcluster.kubernetes_network import network_of
 from tests.conftest import until
 from tests.in_ranks import mark_of
+
+
+def _is_of_cluster(process: Path, cluster: Path) -> bool:
+    """Whether a process runs in a directory of a cluster, or in a control group of its pods."""
+    if (process / "cwd").readlink().is_relative_to(cluster):
+        return True
+    return f"/{network_of(cluster).name}/" in (process / "cgroup").read_text()
 
 
 def processes_of(cluster: Path, command: bytes) -> set[int]:
@@ -16,11 +24,17 @@ def processes_of(cluster: Path, command: bytes) -> set[int]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             is_one = command in (process / "cmdline").read_bytes().replace(b"\0", b" ")
-            if is_one and (process / "cwd").readlink().is_relative_to(cluster):
+            if is_one and _is_of_cluster(process, cluster):
                 found.add(int(process.name))
         except OSError:
             continue
     return found
+
+
+def inner_pid(pid: int) -> int:
+    """The ID of a process in its own container, which may count them itself: a pod does."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("\nNSpid:")[2].partition("\n")[0].split()[-1])
 
 
 def python_workers(cluster: Path, container: str = "") -> list[tuple[int, int]]:

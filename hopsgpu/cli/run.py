@@ -361,7 +361,7 @@ def _mode(submission: Mapping[str, Any]) -> str:
 def _run_here(job: ScriptJob, submission: Submission) -> None:
     from dataclasses import replace
 
-    from hopsgpu.backends.spark.submit_command import check_queue_option
+    from hopsgpu.backends.spark.submit_command import check_queue_option, image_settings
     from hopsgpu.cluster_managers.manager_table import default_master
     from hopsgpu.launcher.script_driver import plan_job, run_job
 
@@ -370,8 +370,10 @@ def _run_here(job: ScriptJob, submission: Submission) -> None:
 
         os.environ[PROXY_USER] = submission.proxy_user
     conf = submission.properties()
+    master = default_master(conf, os.environ)
+    conf = {**image_settings(conf, master), **conf}
     if submission.queue is not None:
-        check_queue_option(submission.queue, default_master(conf, os.environ))
+        check_queue_option(submission.queue, master)
         conf["spark.yarn.queue"] = submission.queue
     envs = submission.python_envs
     if envs:

@@ -39,6 +39,25 @@ class ManagerKind(ABC):
     def has_shell(self) -> bool:
         """Return whether a shell starts the executors, so that it interprets some properties."""
 
+    @property
+    @abstractmethod
+    def has_queues(self) -> bool:
+        """Return whether applications are submitted to queues."""
+
+    @property
+    def queue_replacement(self) -> str:
+        """Return what limits applications without queues, for error messages; "" for nothing."""
+        return ""
+
+    @property
+    @abstractmethod
+    def has_images(self) -> bool:
+        """Return whether executors can run in a container image."""
+
+    def image_settings(self, image: str) -> Mapping[str, str]:
+        """Return the Spark properties that name the image besides `spark.hopsgpu.image`."""
+        return {}
+
     @abstractmethod
     def has_master(self, master: str) -> bool:
         """Return whether a value of `spark.master` names such a cluster manager."""

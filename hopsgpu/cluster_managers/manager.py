@@ -31,7 +31,7 @@ class HeldExecutors:
 
 @dataclass(frozen=True)
 class StartProblem:
-    """What keeps requested executors from starting, in the words of the cluster manager.
+    """The reason why requested executors do not start, in the words of the cluster manager.
 
     Attributes:
         sentence: the problem in one sentence, without a full stop.

@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import secrets
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,11 @@ from hopsgpu.cluster_managers.kubernetes.kind import IMAGE, Kubernetes
 from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
 from hopsgpu.cluster_managers.kubernetes.nodes import PRODUCT
 from hopsgpu.cluster_managers.kubernetes.pod_template import TEMPLATE
-from hopsgpu.devcluster import admin
+from hopsgpu.devcluster import admin, kubernetes_node
 from hopsgpu.devcluster.config import ClusterSpec, Properties
 from hopsgpu.devcluster.daemons import run_logged
 from hopsgpu.devcluster.kubernetes_images import PAUSE_IMAGE, SPARK_IMAGE, write_images
 from hopsgpu.devcluster.kubernetes_network import ClusterNetwork, network_of, remove_network
-from hopsgpu.devcluster.kubernetes_node import NodeSpec
 from hopsgpu.devcluster.kubernetes_programs import KUBECTL, PAUSE, PLUGIN, PLUGINS_OF_CNI
 from hopsgpu.devcluster.layout import API_SERVER, ClusterLayout, node_names
 from hopsgpu.devcluster.node_gpus import GpuPlan, PlannedGpu
@@ -239,7 +237,6 @@ def _write_node(
         "failCgroupV1": False,
         "cgroupDriver": "cgroupfs",
         "cgroupsPerQOS": False,
-        "cgroupRoot": f"/{network.name}/{node}",
         "enforceNodeAllocatable": [],
         "makeIPTablesUtilChains": False,
         "oomScoreAdj": 0,
@@ -271,9 +268,10 @@ def _write_node(
     }
     write(home / "gpus.json", json.dumps(offer))
     labels = f"{PRODUCT}={gpus[0].name.replace(' ', '-')}" if gpus else ""
-    node_spec = NodeSpec(
+    node_spec = kubernetes_node.NodeSpec(
         home=str(home),
         logs=str(layout.logs),
+        control_group=f"{network.name}/{node}",
         cores=cores,
         memory_mib=memory,
         containerd=["containerd", "--config", str(home / "containerd.toml")],
@@ -320,10 +318,10 @@ def command_of(daemon: str, layout: ClusterLayout, programs: Mapping[str, Path])
     """Return the command of a daemon or of a node, inside the cluster's network."""
     home, network = _home(layout), network_of(layout.root)
     if daemon in node_names(99):
-        file = layout.node(daemon) / "node.json"
+        file = str(layout.node(daemon) / "node.json")
         namespaces = ("--mount", "--propagation", "private", "--pid", "--fork", "--kill-child")
-        module = (sys.executable, "-P", "-m", "hopsgpu.devcluster.kubernetes_node", str(file))
-        return network.command(["unshare", *namespaces, "--mount-proc", *module])
+        command = kubernetes_node.command_of("enter", file)
+        return network.command(["unshare", *namespaces, "--mount-proc", *command])
     certificates, key = home / "certificates", home / "certificates" / "accounts.key"
     config = ("--kubeconfig", str(admin_kubeconfig(layout)))
     loopback = ("--bind-address", "127.0.0.1")

@@ -1,7 +1,7 @@
 """The network of a cluster on Kubernetes: a namespace of its own, whose addresses pods have too.
 
-A pair of virtual interfaces connects the namespace to the machine, so that pods reach drivers and
-HDFS at the address `host`, and drivers reach pods. Nothing leads from the pods to other machines.
+A pair of virtual interfaces connects the namespace to the machine. Pods reach drivers and HDFS at
+the address `host`, and drivers reach pods. Nothing leads from the pods to other machines.
 """
 
 from __future__ import annotations

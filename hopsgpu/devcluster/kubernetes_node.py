@@ -1,7 +1,7 @@
 """A node of a cluster on Kubernetes: containerd, the kubelet, and the plugin of simulated GPUs.
 
-`python -m hopsgpu.devcluster.kubernetes_node FILE` runs in a network namespace, a mount namespace
-and a PID namespace of its own, so that all processes and mounts of the node end with it. The
+A node has a network namespace, a mount namespace, a PID namespace and a control group of its own.
+All its processes and mounts end with its first process. The
 kubelet requires a few kernel settings, and reads the size of the node from files. Other files are
 mounted over them here, so that the machine's stay as they are.
 """
@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 _SETTINGS = {"vm/overcommit_memory": "1", "kernel/panic": "10", "kernel/panic_on_oops": "1"}
 _POLL_SECONDS = 0.1
@@ -29,11 +30,12 @@ _END_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """What a node runs.
+    """The programs of a node, and their directories.
 
     Attributes:
         home: directory of the node's state.
         logs: directory of the daemons' logs.
+        control_group: name of the control group of all processes of pods, below the machine's.
         cores, memory_mib: the size that the kubelet reports.
         containerd, ctr, plugin, kubelet: the commands.
         socket: containerd's socket.
@@ -42,6 +44,7 @@ class NodeSpec:
 
     home: str
     logs: str
+    control_group: str
     cores: int
     memory_mib: int
     containerd: list[str]
@@ -55,12 +58,31 @@ class NodeSpec:
         return json.dumps(asdict(self), indent=1)
 
 
-def main(file: str) -> int:
+def enter(file: str) -> NoReturn:
+    """Become a process in the node's control group, as a namespace's first group; run the node."""
+    spec = _read(file)
+    _join_control_group(spec.control_group)
+    command = ["unshare", "--cgroup", *command_of("run", file)]
+    os.execvp(command[0], command)
+
+
+def command_of(function: str, file: str) -> list[str]:
+    """Return the command that calls a function of this module with a file of a `NodeSpec`."""
+    code = f"import sys; from {__name__} import {function}; sys.exit({function}(sys.argv[1]))"
+    return [sys.executable, "-P", "-c", code, file]
+
+
+def _read(file: str) -> NodeSpec:
+    return NodeSpec(**json.loads(Path(file).read_text(encoding="utf-8")))
+
+
+def run(file: str) -> int:
     """Run a node until one of its daemons ends, or a signal arrives; return the exit code."""
-    spec = NodeSpec(**json.loads(Path(file).read_text(encoding="utf-8")))
+    spec = _read(file)
     # As the first process of its PID namespace, this one gets only signals that it handles.
     signal.signal(signal.SIGTERM, _exit)
     _mount_private_directories(Path(spec.home))
+    _mount_control_groups()
     _show_settings(Path(spec.home), spec.cores, spec.memory_mib)
     with contextlib.ExitStack() as stack:
         containerd = stack.enter_context(_running(spec, "containerd", spec.containerd))
@@ -84,14 +106,14 @@ def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _reap_orphans(own: set[int]) -> None:
+def _reap_orphans(daemons: set[int]) -> None:
     """Reap ended processes that this one adopted, such as the shims of containers."""
     while True:
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        if ended is None or ended.si_pid in own:
+        if ended is None or ended.si_pid in daemons:
             return
         os.waitpid(ended.si_pid, os.WNOHANG)
 
@@ -119,7 +141,10 @@ def _await_socket(socket: Path, daemon: subprocess.Popen[bytes]) -> None:
 
 
 def _mount(*arguments: str | Path) -> None:
-    command = ["mount", *map(str, arguments)]
+    _run("mount", *map(str, arguments))
+
+
+def _run(*command: str) -> None:
     subprocess.run(command, timeout=_COMMAND_SECONDS, check=True)
 
 
@@ -127,10 +152,40 @@ def _mount_private_directories(home: Path) -> None:
     """Give the node directories of its own where its daemons use fixed paths."""
     _mount("-t", "tmpfs", "tmpfs", "/run")
     for path in ("/var/lib/kubelet", "/var/lib/cni", "/var/log/containers", "/var/log/pods"):
-        own = home / path.removeprefix("/var/").replace("/", "-")
-        own.mkdir(parents=True, exist_ok=True)
+        private = home / path.removeprefix("/var/").replace("/", "-")
+        private.mkdir(parents=True, exist_ok=True)
         Path(path).mkdir(parents=True, exist_ok=True)
-        _mount("--bind", own, path)
+        _mount("--bind", private, path)
+
+
+def _control_group_mounts() -> list[tuple[str, str, str]]:
+    """Return type, place and options of each mounted hierarchy of control groups."""
+    lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+    fields = [line.split() for line in lines]
+    return [(kind, place, options) for _, place, kind, options, *_ in fields if "cgroup" in kind]
+
+
+def _join_control_group(name: str) -> None:
+    """Move this process into a control group, in each hierarchy; create it before."""
+    for _, place, _ in _control_group_mounts():
+        group = Path(place)
+        for part in name.split("/"):
+            parent, group = group, group / part
+            group.mkdir(exist_ok=True)
+            # A new group of this controller has no cores, and takes no processes.
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                if (parent / file).exists():
+                    (group / file).write_text((parent / file).read_text())
+        (group / "cgroup.procs").write_text("0")
+
+
+def _mount_control_groups() -> None:
+    """Show the node its own control group as the first one, so that its pods are all below."""
+    for kind, place, options in _control_group_mounts():
+        _run("umount", "--lazy", place)
+        controllers = [o for o in options.split(",") if o not in ("rw", "ro", "relatime")]
+        chosen = ("-o", ",".join(controllers)) if kind == "cgroup" else ()
+        _mount("-t", kind, *chosen, kind, place)
 
 
 def _show_settings(home: Path, cores: int, memory_mib: int) -> None:
@@ -169,7 +224,3 @@ def _of_core(line: str, core: int) -> str:
     name = line.partition(":")[0].strip()
     values = {"processor": core, "core id": core, "apicid": core, "cpu cores": 1}
     return f"{name}\t: {values[name]}" if name in values else line
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

@@ -13,7 +13,6 @@ from hopsgpu.errors import ClusterError
 VERSION = "1.34.4"
 DAEMONS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
 PLUGIN, PAUSE, KUBECTL = "gpu-device-plugin", "hopsgpu-pause", "kubectl"
-# Of Debian's packages containerd, runc, containernetworking-plugins, iproute2, util-linux, procps.
 _SYSTEM = ("containerd", "ctr", "runc", "ip", "nsenter", "unshare", "mount", "sysctl", "openssl")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 PLUGINS_OF_CNI = Path("/usr/lib/cni")
@@ -44,16 +43,16 @@ def find_programs(environ: Mapping[str, str]) -> dict[str, Path]:
             " runc containernetworking-plugins iproute2 procps openssl (Debian and Ubuntu)"
         )
     built = built_programs(environ)
-    found: dict[str, Path] = {}
+    programs: dict[str, Path] = {}
     for name in (*DAEMONS, PLUGIN, PAUSE, KUBECTL):
         path = shutil.which(name, path=f"{built}:{environ.get('PATH', os.defpath)}")
         if path is None:
             missing.append(name)
         else:
-            found[name] = Path(path)
+            programs[name] = Path(path)
     if missing:
         raise ClusterError(
             f"--kubernetes needs {', '.join(missing)}, which is neither in {built} nor on the PATH:"
             " `make kubernetes` in a checkout of hopsgpu builds it once, with Go 1.24 or later"
         )
-    return found
+    return programs

@@ -12,6 +12,9 @@ from hopsgpu.doctor.machine_checks import DriverMachine
 from hopsgpu.doctor.probe_cluster import ProbeCluster
 from hopsgpu.doctor.report import Check
 
+# The refusal where a Hadoop configuration requires Kerberos, and executors receive no tokens.
+NEEDS_KERBEROS = "not tried: the Hadoop configuration requires Kerberos"
+
 
 @dataclass(frozen=True)
 class ExaminedCluster:

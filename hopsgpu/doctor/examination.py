@@ -7,12 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hopsgpu.backends.spark.spark_location import find_spark
+from hopsgpu.cluster_managers.kind import ManagerKind
+from hopsgpu.cluster_managers.kubernetes.kind import Kubernetes
 from hopsgpu.cluster_managers.manager import ClusterManager
-from hopsgpu.cluster_managers.manager_table import MASTER, YARN_MASTER, cluster_master
-from hopsgpu.cluster_managers.standalone.master_url import is_standalone
+from hopsgpu.cluster_managers.manager_table import MASTER, YARN_MASTER, cluster_master, kind_of
+from hopsgpu.cluster_managers.standalone.kind import Standalone
+from hopsgpu.cluster_managers.yarn.kind import Yarn
 from hopsgpu.doctor import facts as gather
 from hopsgpu.doctor import lake_checks, machine_checks, node_checks, queue_checks, settings_checks
 from hopsgpu.doctor.cluster_examination import ClusterExamination, ExaminedCluster
+from hopsgpu.doctor.kubernetes_examination import KubernetesExamination
 from hopsgpu.doctor.report import Check, unknown, wrong
 from hopsgpu.doctor.standalone_examination import StandaloneExamination
 from hopsgpu.doctor.yarn_examination import YarnExamination
@@ -21,6 +25,11 @@ from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.spark_defaults import spark_defaults
 
 _LAKE_SECONDS = 20.0
+_EXAMINATIONS: Mapping[type[ManagerKind], type[ClusterExamination]] = {
+    Yarn: YarnExamination,
+    Standalone: StandaloneExamination,
+    Kubernetes: KubernetesExamination,
+}
 
 
 def examined_master(conf: Mapping[str, str], environ: Mapping[str, str]) -> str:
@@ -92,8 +101,9 @@ class Examination:
 
 
 def _examination_of(master: str) -> type[ClusterExamination]:
+    kind = kind_of(master)
     # YARN's examination also says what is missing if no cluster manager is configured.
-    return StandaloneExamination if is_standalone(master) else YarnExamination
+    return YarnExamination if kind is None else _EXAMINATIONS[type(kind)]
 
 
 def _lake(root: str, name: str) -> Check:

@@ -16,11 +16,13 @@ from pathlib import Path
 from hopsgpu.backends.gang_queue import GangQueueReader
 from hopsgpu.backends.gang_queue_root import gang_queue_root
 from hopsgpu.backends.inventory import Observer
-from hopsgpu.backends.spark.container_image import PYTHON, requested_image
+from hopsgpu.backends.spark.container_image import IMAGE, PYTHON, requested_image
 from hopsgpu.backends.spark.spark_location import cluster_spark
 from hopsgpu.backends.spark.spark_versions import jar_version
 from hopsgpu.cluster_managers.http_client import NoAnswer, is_kerberos_required
+from hopsgpu.cluster_managers.kubernetes.kind import PYTHON_OF_IMAGE, Kubernetes, image_of
 from hopsgpu.cluster_managers.manager import ClusterManager
+from hopsgpu.cluster_managers.manager_table import MASTER, kind_of
 from hopsgpu.cluster_managers.snapshot import Node
 from hopsgpu.cluster_managers.yarn.container_runtime import (
     RuntimeProblem,
@@ -71,6 +73,9 @@ def machine_facts(environ: Mapping[str, str], settings: Mapping[str, str]) -> Dr
 
 
 def _executors_python(environ: Mapping[str, str], settings: Mapping[str, str]) -> str:
+    if isinstance(kind_of(settings.get(MASTER)), Kubernetes):
+        named = settings.get(PYTHON) or environ.get("PYSPARK_PYTHON") or PYTHON_OF_IMAGE
+        return f"{named} in {settings.get(IMAGE) or image_of(settings.get) or 'the image'}"
     version = ".".join(platform.python_version_tuple()[:2])
     if image := requested_image(settings.get, environ):
         return f"{settings.get(PYTHON) or f'python{version}'} in {image}"
@@ -110,6 +115,17 @@ def client_facts(environ: Mapping[str, str]) -> tuple[HadoopClient, Setting]:
     except ConfigError as error:
         return HadoopClient(places, str(error), None, (), None), lambda name: None
     return HadoopClient(places, "", setting("fs.defaultFS"), web_addresses(setting), types), setting
+
+
+def hdfs_client(environ: Mapping[str, str]) -> tuple[HadoopClient, Setting]:
+    """Return the configuration of HDFS here, and a function that returns its properties."""
+    places = conf_places(environ)
+    try:
+        setting = HadoopConf.load_hdfs(environ).get
+        filesystem = setting("fs.defaultFS")
+    except ConfigError as error:
+        return HadoopClient(places, str(error), None, (), None), lambda name: None
+    return HadoopClient(places, "", filesystem, (), None), setting
 
 
 def conf_places(environ: Mapping[str, str]) -> tuple[str, ...]:

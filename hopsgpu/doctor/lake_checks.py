@@ -1,10 +1,14 @@
-"""The check of the lake. Pure."""
+"""Checks of the lake, and of a Hadoop configuration that only the lake needs. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hopsgpu.doctor.machine_checks import HadoopClient
 from hopsgpu.doctor.report import Check, ok, unknown, wrong
+
+
+HADOOP_CONF = "hadoop conf"
 
 
 @dataclass(frozen=True)
@@ -30,3 +34,37 @@ def check_lake(facts: LakeFacts, name: str = "hdfs") -> Check:
     if facts.problem:
         return wrong(name, facts.problem, elsewhere)
     return ok(name, f"{facts.root}: written, renamed and read back in {facts.seconds:.1f} s")
+
+
+def check_hadoop_conf(
+    client: HadoopClient,
+    root: str,
+    *,
+    is_kerberized: bool,
+    manager: str,
+    shared: tuple[str, str],
+) -> Check:
+    """Check the Hadoop configuration of a cluster manager on which only a lake on HDFS needs it.
+
+    Args:
+        root: URL of the lake.
+        manager: what the cluster manager is, such as "a standalone master".
+        shared: who must share a local directory in place of a lake, and the remedy.
+    """
+    if client.problem:
+        return wrong(HADOOP_CONF, client.problem, "correct it, or unset HADOOP_CONF_DIR")
+    where = ":".join(client.places) or "HADOOP_CONF_DIR is not set"
+    if is_kerberized:
+        return wrong(
+            HADOOP_CONF,
+            f"{where} requires Kerberos, and {manager} passes no tokens to executors",
+            "use YARN, or a Hadoop configuration without Kerberos",
+        )
+    if root.startswith("file:"):
+        who, fix = shared
+        return unknown(
+            HADOOP_CONF,
+            f"{where}: runs go to the local directory {root}, which {who} must share",
+            fix,
+        )
+    return ok(HADOOP_CONF, f"{where}: runs go to {root}")

@@ -34,12 +34,18 @@ class NodeRemedies:
         spark: for a node with another Spark than the driver's; `{version}` stands for the driver's.
         leases: for a lease directory that not all users can use.
         gang: for a gang that ended with Spark's message.
+        python: for another Python than the driver's; `{version}` stands for the driver's minor one.
+        late: for executors that did not start in time.
     """
 
     discovery: str
     spark: str
     leases: str
     gang: str
+    python: str = (
+        "PYSPARK_PYTHON (or spark.pyspark.python) = a Python {version} that every node has"
+    )
+    late: str = "run hopsgpu doctor --seconds 180"
 
 
 def check_nodes(
@@ -64,18 +70,19 @@ def check_nodes(
         totals: GPUs that the cluster manager has, by host.
     """
     checks = [check_discovery(facts, failed, skipped, remedies)]
+    python_fix = remedies.python.format(version=".".join(python.split(".")[:2]))
     if not facts:
         rest = [unknown(name, "no node could be checked") for name in NAMES[1:]]
         if versions := other_python(problem):
             rest[0] = wrong(
-                NAMES[1], f"the driver runs Python {python}, they {versions[0]}", _python(python)
+                NAMES[1], f"the driver runs Python {python}, they {versions[0]}", python_fix
             )
         elif program := missing_program(problem):
-            rest[0] = wrong(NAMES[1], f"the nodes cannot run {program}", _python(python))
+            rest[0] = wrong(NAMES[1], f"the nodes cannot run {program}", python_fix)
         return (*checks, *rest)
     return (
         *checks,
-        check_executor_python(facts, python),
+        check_executor_python(facts, python, python_fix),
         check_executor_java(facts),
         check_executor_spark(facts, spark, remedies),
         check_leases(facts, remedies),
@@ -129,7 +136,7 @@ def check_discovery(
     return ok(name, seen, unhealthy)
 
 
-def check_executor_python(facts: Sequence[NodeFacts], driver: str) -> Check:
+def check_executor_python(facts: Sequence[NodeFacts], driver: str, fix: str) -> Check:
     """Check whether the executors' Python is the driver's, except for the patch version."""
     name = NAMES[1]
     other = [node for node in facts if version_of(node.python)[:2] != version_of(driver)[:2]]
@@ -138,15 +145,10 @@ def check_executor_python(facts: Sequence[NodeFacts], driver: str) -> Check:
             name,
             f"the driver runs Python {driver},"
             f" and {join_names(n.host for n in other)} a different one",
-            _python(driver),
+            fix,
             (f"{node.host}: Python {node.python} ({node.executable})" for node in other),
         )
     return ok(name, _group_by_text(facts, lambda node: f"{node.python} ({node.executable})"))
-
-
-def _python(driver: str) -> str:
-    minor = ".".join(driver.split(".")[:2])
-    return f"PYSPARK_PYTHON (or spark.pyspark.python) = a Python {minor} that every node has"
 
 
 def check_executor_java(facts: Sequence[NodeFacts]) -> Check:

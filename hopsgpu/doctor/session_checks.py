@@ -48,7 +48,7 @@ class Sessions:
         """Yield the checks that need an application.
 
         If executors fail on some nodes, or do not start in time, another application inspects the
-        other nodes. A standalone master cannot exclude nodes.
+        other nodes. Only YARN can exclude nodes.
         """
         result = yield from self._probe_first(self._cluster.free)
         if result is None:
@@ -112,9 +112,7 @@ def check_gang(result: ProbeResult, remedies: NodeRemedies) -> Check:
     if result.failed:
         return unknown(_GANG, f"executors failed on {join_names(sorted(result.failed))}")
     if isinstance(error, GangTimeout | Cancelled):
-        return unknown(
-            _GANG, f"not all executors started: {error}", "run hopsgpu doctor --seconds 180"
-        )
+        return unknown(_GANG, f"not all executors started: {error}", remedies.late)
     if UnreachableError.__name__ in str(error):
         return wrong(
             _GANG,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hopsgpu.backends.spark.container_image import IMAGE
 from hopsgpu.backends.spark.package_archive import ARCHIVES
 from hopsgpu.backends.spark.settings import check_gang, check_session, session_defaults
-from hopsgpu.cluster_managers.manager_table import MASTER
+from hopsgpu.cluster_managers.manager_table import MASTER, kind_of
 from hopsgpu.doctor.report import Check, ok, wrong
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS
@@ -20,7 +21,9 @@ def session_settings(
 ) -> dict[str, str]:
     """Return the properties of hopsgpu.session(master=master, conf=conf) in a plain script."""
     shipped = {ARCHIVES: f"#{ALIAS}"}
-    return {**defaults, MASTER: master, **session_defaults(master), **conf, **shipped}
+    settings = {**defaults, MASTER: master, **session_defaults(master), **conf, **shipped}
+    image, kind = settings.get(IMAGE), kind_of(master)
+    return {**(kind.image_settings(image) if image and kind is not None else {}), **settings}
 
 
 def check_settings(

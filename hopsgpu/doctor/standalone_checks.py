@@ -11,13 +11,11 @@ from hopsgpu.cluster_managers.snapshot import Node
 from hopsgpu.cluster_managers.standalone.master_answers import ALIVE
 from hopsgpu.cluster_managers.standalone.master_url import WEB_SETTING, WEB_VARIABLE
 from hopsgpu.cluster_managers.standalone.token_file import TOKEN_SETTING
-from hopsgpu.doctor.machine_checks import HadoopClient
 from hopsgpu.doctor.node_checks import NodeRemedies
-from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
+from hopsgpu.doctor.report import Check, join_names, ok, wrong
 from hopsgpu.units import count_of
 
 MASTER, GPUS, VERSION = "master", "gpus", "master spark"
-HADOOP_CONF = "hadoop conf"
 _WORKER_ENV = "conf/spark-env.sh of the workers"
 NODE_REMEDIES = NodeRemedies(
     discovery=(
@@ -47,9 +45,10 @@ _WORKER_GPUS = (
     " of spark-scripts/worker-gpus, in the workers' properties (spark-defaults.conf, or"
     " SPARK_WORKER_OPTS), and restart them"
 )
-_SHARED = (
+SHARED_LAKE = (
+    "all workers",
     "set spark.hopsgpu.root (HOPSGPU_ROOT) to a lake, or to a directory that all workers mount at"
-    " the same path"
+    " the same path",
 )
 
 
@@ -77,26 +76,6 @@ class MasterFacts:
         running = {node.host for node in self.nodes if node.state == "RUNNING"}
         lost = (node.host for node in self.nodes if node.state == "LOST")
         return tuple(dict.fromkeys(host for host in lost if host not in running))
-
-
-def check_hadoop_conf(client: HadoopClient, root: str, *, is_kerberized: bool) -> Check:
-    """Check the Hadoop configuration, which only a lake on HDFS needs."""
-    if client.problem:
-        return wrong(HADOOP_CONF, client.problem, "correct it, or unset HADOOP_CONF_DIR")
-    where = ":".join(client.places) or "HADOOP_CONF_DIR is not set"
-    if is_kerberized:
-        return wrong(
-            HADOOP_CONF,
-            f"{where} requires Kerberos, and a standalone master passes no tokens to executors",
-            "use YARN, or a Hadoop configuration without Kerberos",
-        )
-    if root.startswith("file:"):
-        return unknown(
-            HADOOP_CONF,
-            f"{where}: runs go to the local directory {root}, which all workers must share",
-            _SHARED,
-        )
-    return ok(HADOOP_CONF, f"{where}: runs go to {root}")
 
 
 def check_no_answer(error: str) -> Check:

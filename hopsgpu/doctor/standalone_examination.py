@@ -7,19 +7,23 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from hopsgpu.cluster_managers.manager_table import MASTER
+from hopsgpu.cluster_managers.standalone.kind import Standalone
 from hopsgpu.cluster_managers.standalone.manager import StandaloneManager, configured_manager
 from hopsgpu.doctor import facts as gather
-from hopsgpu.doctor import standalone_checks
-from hopsgpu.doctor.cluster_examination import ClusterExamination, ExaminedCluster
+from hopsgpu.doctor import lake_checks, standalone_checks
+from hopsgpu.doctor.cluster_examination import (
+    NEEDS_KERBEROS,
+    ClusterExamination,
+    ExaminedCluster,
+)
 from hopsgpu.doctor.free_nodes import nodes_to_inspect
 from hopsgpu.doctor.report import Check, unknown
 from hopsgpu.doctor.standalone_checks import MasterFacts
-from hopsgpu.doctor.standalone_facts import hdfs_client, master_facts
+from hopsgpu.doctor.standalone_facts import master_facts
 from hopsgpu.doctor.standalone_probe import StandaloneProbe
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.kerberos import is_kerberized
 
-_KERBEROS = "not tried: the Hadoop configuration requires Kerberos"
 _SILENT = "the master does not answer"
 
 
@@ -32,14 +36,20 @@ class StandaloneExamination(ClusterExamination):
         return "lake"
 
     def checks(self) -> Generator[Check, None, ExaminedCluster]:
-        client, hadoop = hdfs_client(os.environ)
+        client, hadoop = gather.hdfs_client(os.environ)
         needs_tokens = is_kerberized(hadoop)
         root = "" if needs_tokens else gather.lake_root(self.settings, os.environ, hadoop)
-        yield standalone_checks.check_hadoop_conf(client, root, is_kerberized=needs_tokens)
+        yield lake_checks.check_hadoop_conf(
+            client,
+            root,
+            is_kerberized=needs_tokens,
+            manager=Standalone.title,
+            shared=standalone_checks.SHARED_LAKE,
+        )
         manager, master = yield from self._master()
         gpu_nodes = 0 if master is None else len(master.gpus.nodes)
         if needs_tokens:
-            return ExaminedCluster(hadoop, gpu_nodes, refusal=_KERBEROS)
+            return ExaminedCluster(hadoop, gpu_nodes, refusal=NEEDS_KERBEROS)
         probe, no_probe = None, _SILENT
         if master is not None:
             free, skipped = nodes_to_inspect(master.nodes, master.gpus)

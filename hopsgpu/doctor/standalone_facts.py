@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hopsgpu.backends.inventory import Observer
 from hopsgpu.cluster_managers.standalone.manager import StandaloneManager
-from hopsgpu.doctor.facts import Setting, conf_places
-from hopsgpu.doctor.machine_checks import HadoopClient
 from hopsgpu.doctor.standalone_checks import MasterFacts
-from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.storage.hadoop_conf import HadoopConf
-
-
-def hdfs_client(environ: Mapping[str, str]) -> tuple[HadoopClient, Setting]:
-    """Return the configuration of HDFS here, and a function that returns its properties."""
-    places = conf_places(environ)
-    try:
-        setting = HadoopConf.load_hdfs(environ).get
-        filesystem = setting("fs.defaultFS")
-    except ConfigError as error:
-        return HadoopClient(places, str(error), None, (), None), lambda name: None
-    return HadoopClient(places, "", filesystem, (), None), setting
+from hopsgpu.errors import HopsGpuError
 
 
 def master_facts(manager: StandaloneManager) -> MasterFacts:

@@ -66,7 +66,7 @@ def test_who_has_them_and_since_when_and_spread_puts_one_rank_on_each_node(
     manager: ClusterManager,
     cluster_env: dict[str, str],
     gpus_back: Callable[[], int],
-    is_standalone: bool,
+    is_yarn: bool,
 ) -> None:
     before, began = hopsgpu.inventory(), time.time()
     with hopsgpu.hold(workers=2, placement="spread", progress="off") as gang:
@@ -83,7 +83,7 @@ def test_who_has_them_and_since_when_and_spread_puts_one_rank_on_each_node(
     assert user["started"] < began - 1
     assert found["gpus"]["used"] == before.used + 2
     assert found["gpus"]["obtainable"] <= before.free - 2
-    if not is_standalone:
+    if is_yarn:
         assert user["queue"] == "root.default"
         assert began - 1 <= user["since"] <= found["time"]
         (queue,) = [queue for queue in found["queues"] if queue["path"] == "root.default"]

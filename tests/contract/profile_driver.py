@@ -23,6 +23,9 @@ from pyspark.resource import (
     TaskResourceRequests,
 )
 
+from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.backends.spark.kubernetes_application import kubernetes_application
+
 _FEW = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
@@ -38,7 +41,8 @@ _FEW = {
 
 def profile_of(gpus: int, discovery: str) -> ResourceProfile:
     executor = ExecutorResourceRequests().cores(1).memory("512m")
-    executor.resource("gpu", gpus, discoveryScript=discovery)
+    # Only Kubernetes needs the vendor.
+    executor.resource("gpu", gpus, discoveryScript=discovery, vendor="nvidia.com")
     task = TaskResourceRequests().cpus(1).resource("gpu", gpus)
     return ResourceProfileBuilder().require(executor).require(task).build
 
@@ -96,6 +100,9 @@ def main() -> None:
     master, name, discovery = sys.argv[1:]
     conf = SparkConf().setMaster(master).setAppName(name).setAll(list(_FEW.items()))
     with SparkContext(conf=conf) as context:
+        if master.startswith("k8s"):
+            # A driver on Kubernetes reports that it lives, and executors need a template.
+            kubernetes_application(context, Jvm(context))
         driver = Driver(context, discovery)
         print(context.applicationId, flush=True)
         for line in sys.stdin:

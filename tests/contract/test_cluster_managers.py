@@ -1,4 +1,4 @@
-"""One contract of cluster managers: YARN, and real standalone masters."""
+"""One contract of cluster managers: YARN, real standalone masters, and Kubernetes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
+from hopsgpu.cluster_managers.kubernetes.kind import Kubernetes
+from hopsgpu.cluster_managers.kubernetes.pod_template import DISCOVERY_PATH
 from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.cluster_managers.resources import total
 from hopsgpu.cluster_managers.snapshot import Snapshot
 from hopsgpu.cluster_managers.standalone.manager import StandaloneManager
 from hopsgpu.cluster_managers.yarn.manager import YarnManager
 from hopsgpu.errors import HopsGpuError
+from hopsgpu.storage.spark_defaults import spark_defaults
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
 from tests.contract.standalone_daemons import Standalone, kill, standalone, write_discovery
@@ -90,6 +94,9 @@ class Site:
 @contextlib.contextmanager
 def run_driver(master: str, name: str, discovery: Path) -> Iterator[Application]:
     environ = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    if master.startswith("k8s"):
+        # Pods do not reach loopback addresses.
+        environ["SPARK_LOCAL_IP"] = os.environ["SPARK_LOCAL_IP"]
     process = subprocess.Popen(
         [sys.executable, str(DRIVER), master, name, str(discovery)],
         stdin=subprocess.PIPE,
@@ -124,7 +131,13 @@ def running(manager: ClusterManager) -> int:
         return 0
 
 
-@pytest.fixture(params=[pytest.param("yarn", marks=pytest.mark.yarn), "standalone"])
+@pytest.fixture(
+    params=[
+        pytest.param("yarn", marks=pytest.mark.yarn),
+        "standalone",
+        pytest.param("kubernetes", marks=pytest.mark.kubernetes),
+    ]
+)
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
     discovery = write_discovery(tmp_path)
     if request.param == "yarn":
@@ -133,6 +146,8 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
         yarn_id = "application_1_0001"
         silent = YarnManager(setting)
         return Site(manager, silent, "yarn", discovery, yarn_id, "app-20260101000000-0009")
+    if request.param == "kubernetes":
+        return kubernetes_site(request.getfixturevalue("manager"), tmp_path)
     cluster = request.getfixturevalue("masters")
     return Site(
         manager=cluster.manager(),
@@ -140,6 +155,24 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
         master=cluster.url,
         discovery=discovery,
         unknown="app-20260101000000-0009",
+        other="application_1_0001",
+    )
+
+
+def kubernetes_site(manager: ClusterManager, directory: Path) -> Site:
+    kubeconfig = directory / "silent"
+    content = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
+    content["clusters"][0]["cluster"] = {"server": "https://127.0.0.1:1"}
+    kubeconfig.write_text(yaml.safe_dump(content))
+    silent = Kubernetes().connect(
+        {"spark.master": "k8s://https://127.0.0.1:1"}, {"KUBECONFIG": str(kubeconfig)}
+    )
+    return Site(
+        manager=manager,
+        silent=silent,
+        master=spark_defaults(os.environ)["spark.master"],
+        discovery=Path(DISCOVERY_PATH),
+        unknown="spark-00000000000000000000000000000000",
         other="application_1_0001",
     )
 

@@ -30,7 +30,7 @@ def _enter_container() -> None:
     context = TaskContext.get()
     # Tasks request GPUs and nothing else, by a name that the cluster manager determines.
     resources = context.resources() if context is not None else {}
-    enter_container([address for one in resources.values() for address in one.addresses])
+    enter_container([address for gpus in resources.values() for address in gpus.addresses])
 
 
 def placeholder_task(driver: DriverEndpoint, warm: WarmUp) -> Task:

@@ -132,6 +132,6 @@ def refuse_image(image: str, master: str) -> None:
         ConfigError: always.
     """
     raise ConfigError(
-        f"image={image!r} with {master}: only YARN starts containers in images; leave"
-        " image out to run in this Python, or set HADOOP_CONF_DIR to use YARN"
+        f"image={image!r} with {master}: only YARN and Kubernetes start executors in images; leave"
+        " image out to run in this Python, or name one of these as the master"
     )

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,11 @@ def kubernetes_application(context: SparkContext, jvm: Jvm) -> KubernetesApplica
     settings = jvm.settings()
     check_session(settings)
     check_python(context.pythonExec, f"{sys.version_info[0]}.{sys.version_info[1]}")
+    if jvm.is_kerberized():
+        raise ConfigError(
+            "the Hadoop configuration requires Kerberos, and hopsgpu passes no tokens to pods: use"
+            " YARN, or a Hadoop configuration without Kerberos"
+        )
     manager = required_kind(settings.get("spark.master")).connect(settings, os.environ)
     assert isinstance(manager, KubernetesManager)
     application = KubernetesApplication(
@@ -147,29 +153,28 @@ def _keep_lease(application: KubernetesApplication) -> None:
     context, manager = application.context, application.manager
     pod = os.environ.get(POD)
     owner = manager.pod_reference(pod) if pod else None
-    started = time.time()
+    first = ApplicationLease(
+        application.id, str(context.appName), manager.caller(), time.time(), time.time()
+    )
     ended = threading.Event()
-
-    def renew() -> None:
-        now = time.time()
-        lease = ApplicationLease(
-            application.id, str(context.appName), application.user, started, now
-        )
-        manager.keep_lease(lease, owner)
 
     def keep() -> None:
         while not ended.wait(RENEW_SECONDS) and context._jsc is not None:
             try:
-                renew()
+                manager.keep_lease(replace(first, renewed=time.time()), owner)
             except HopsGpuError as error:
                 log.warning("the Lease of %s could not be renewed: %s", application.id, error)
-        remove()
+        end()
 
-    def remove() -> None:
-        ended.set()
-        with contextlib.suppress(HopsGpuError):  # the Lease expires
-            manager.remove_lease(application.id)
+    def end() -> None:
+        if not ended.is_set():
+            ended.set()
+            try:
+                manager.keep_lease(replace(first, renewed=time.time(), has_ended=True), owner)
+            except HopsGpuError as error:
+                log.info("the Lease of %s expires: %s", application.id, error)
 
-    renew()
-    atexit.register(remove)
+    manager.keep_lease(first, owner)
+    manager.remove_old_leases()
+    atexit.register(end)
     start_daemon("hopsgpu-lease", keep)

@@ -17,8 +17,9 @@ from hopsgpu.backends.spark.session_builder import (
     new_builder,
 )
 from hopsgpu.backends.spark.settings import check_session, session_defaults
-from hopsgpu.cluster_managers.kubernetes.credentials import api_address
+from hopsgpu.cluster_managers.kubernetes.credentials import NAMESPACE, api_address
 from hopsgpu.cluster_managers.kubernetes.kind import IMAGE as SPARK_IMAGE
+from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
 from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.spark_defaults import spark_defaults
@@ -78,7 +79,10 @@ def start_on_kubernetes(name: str, master: str, requested: Mapping[str, str]) ->
     settings |= _image_properties({**environment, **settings})
     check_kubernetes({**environment, **settings})
     manager = required_kind(master).connect({**environment, **settings}, os.environ)
+    assert isinstance(manager, KubernetesManager)
     manager.check_submission()
+    # Spark does not read the namespace of a context or of a pod.
+    settings[NAMESPACE] = manager.namespace
     if _DRIVER_HOST not in {**environment, **settings}:
         settings[_DRIVER_HOST] = _own_address(api_address(master))
     choose_python(settings.get(_PYTHON) or os.environ.get("PYSPARK_PYTHON") or _PYTHON_OF_IMAGE)

@@ -87,7 +87,7 @@ class PlaceholderAcquisition:
         self._polled_at = float("-inf")
         # Spark's IDs of the killed surplus executors.
         self._killed: set[str] = set()
-        # What keeps executors from starting, as the cluster manager reports it.
+        # The reason why executors do not start, as the cluster manager reports it.
         self._problem = NO_WAIT
         # Returns why the gang waits, from the cluster manager's last answer and the present
         # executors.

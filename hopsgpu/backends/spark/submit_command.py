@@ -20,6 +20,7 @@ from hopsgpu.backends.spark.spark_versions import (
     refuse,
     version_problem,
 )
+from hopsgpu.cluster_managers.kubernetes.kind import PYTHON_OF_IMAGE
 from hopsgpu.cluster_managers.local_masters import is_local
 from hopsgpu.cluster_managers.manager_table import MASTER, kind_of, required_kind
 from hopsgpu.errors import ConfigError
@@ -94,9 +95,18 @@ def plan_submission(
         )
     mode = deploy_mode(job.deploy_mode, job.conf, job.is_detached, defaults)
     requested = {name: value for name, value in job.conf.items() if name != _MODE}
-    with_mode = {**defaults, **requested, _MODE: mode}
-    requested |= image_properties(with_mode.get, environ, _PYTHON_VERSION)
-    requested = {**_pythons(mode, {**defaults, **requested}, environ, python), **requested}
+    master = requested.pop(MASTER, None) or _default_master(defaults)
+    if master == _YARN:
+        with_mode = {**defaults, **requested, _MODE: mode}
+        requested |= image_properties(with_mode.get, environ, _PYTHON_VERSION)
+    else:
+        implied = image_settings({**defaults, **requested}, master)
+        if IMAGE not in requested:
+            # If spark-defaults.conf contradicts itself, hopsgpu.session() says so.
+            implied = {name: value for name, value in implied.items() if name not in defaults}
+        requested = {**implied, **requested}
+    pythons = _pythons(master, mode, {**defaults, **requested}, environ, python)
+    requested = {**pythons, **requested}
     requested = {
         **_by_version(mode, {**defaults, **requested}, environ),
         **requested,
@@ -107,7 +117,6 @@ def plan_submission(
         requested[_WAIT] = "false"
     if mode == "cluster" and job.tag:
         requested[_TAGS] = ",".join(filter(None, ({**defaults, **requested}.get(_TAGS), job.tag)))
-    master = requested.pop(MASTER, None) or _default_master(defaults)
     ours = session_defaults(master, defaults)
     properties = {**defaults, **ours, **requested, MASTER: master, _MODE: mode}
     if is_local(master):
@@ -116,8 +125,6 @@ def plan_submission(
             f" clusters: remove it, or run `python {job.script}`"
         )
     check_queue_option(job.queue, master)
-    if IMAGE in properties and master != _YARN:
-        refuse_image(properties[IMAGE], f"spark.master={master}")
     check_session({**properties, ARCHIVES: f"#{ALIAS}"})
     of_master = [] if master == _YARN else ["--master", master]
     words = [*of_master, "--deploy-mode", mode]
@@ -135,11 +142,26 @@ def check_queue_option(queue: str | None, master: str | None) -> None:
     """Refuse a queue on a cluster manager that has none.
 
     Raises:
-        ConfigError: the master is that of a cluster, and not YARN.
+        ConfigError: the master is that of a cluster without queues.
     """
     kind = kind_of(master)
-    if queue is not None and kind is not None and master != _YARN:
-        raise ConfigError(f"--queue {queue}: {kind.title} has no queues; leave it out")
+    if queue is not None and kind is not None and not kind.has_queues:
+        instead = f"; {kind.queue_replacement}" if kind.queue_replacement else ""
+        raise ConfigError(f"--queue {queue}: {kind.title} has no queues; leave it out{instead}")
+
+
+def image_settings(properties: Mapping[str, str], master: str | None) -> dict[str, str]:
+    """Return the properties that `spark.hopsgpu.image` implies outside of YARN.
+
+    Raises:
+        ConfigError: the executors of this cluster manager run in no image.
+    """
+    image, kind = properties.get(IMAGE), kind_of(master)
+    if not image or kind is None:
+        return {}
+    if not kind.has_images:
+        refuse_image(image, kind.title)
+    return dict(kind.image_settings(image))
 
 
 def _default_master(defaults: Mapping[str, str]) -> str:
@@ -167,12 +189,16 @@ def deploy_mode(
 
 
 def _pythons(
-    mode: str, properties: Mapping[str, str], environ: Mapping[str, str], python: str
+    master: str, mode: str, properties: Mapping[str, str], environ: Mapping[str, str], python: str
 ) -> dict[str, str]:
     """Return the properties that name the executors' and the driver's Python, if not given."""
     pythons = {}
+    kind = kind_of(master)
+    # The path of this machine's Python names none in an image.
+    is_in_image = kind is not None and kind.has_images and master != _YARN
+    of_executors = environ.get("PYSPARK_PYTHON") or (PYTHON_OF_IMAGE if is_in_image else python)
     if _PYTHON not in properties:
-        pythons[_PYTHON] = environ.get("PYSPARK_PYTHON") or python
+        pythons[_PYTHON] = of_executors
     if mode == "client" and _DRIVER_PYTHON not in properties:
         # Ignore PYSPARK_DRIVER_PYTHON, which people set to jupyter.
         pythons[_DRIVER_PYTHON] = python

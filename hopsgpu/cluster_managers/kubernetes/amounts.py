@@ -55,7 +55,7 @@ def sum_exact(amounts: Iterable[ExactAmount]) -> ExactAmount:
 
 def amount_of(resources: Mapping[str, Any] | None, gpu_resource: str) -> ExactAmount:
     """Return the amount in a mapping of resource → quantity, such as a container's requests."""
-    found = resources or {}
+    quantities = resources or {}
     return ExactAmount(
-        *(parse_quantity(found.get(name) or 0) for name in (gpu_resource, "cpu", "memory"))
+        *(parse_quantity(quantities.get(name) or 0) for name in (gpu_resource, "cpu", "memory"))
     )

@@ -49,8 +49,9 @@ class Forbidden(ApiError, NoAccess):
 class ApiClient:
     """A client of an API server; threads may share it.
 
-    All methods raise NoAnswer if the server does not answer, ApiError if it answers with an error
-    (Forbidden if the caller may not ask), and NotUnderstood if the answer has an unknown form.
+    All methods raise NoAnswer if the server does not answer, and ApiError if it answers with an
+    error: Forbidden if the caller may not ask. They raise NotUnderstood if the answer has an
+    unknown form.
 
     Args:
         seconds: limits to connect, and to be answered.
@@ -80,6 +81,11 @@ class ApiClient:
     @property
     def address(self) -> str:
         return self._access.address
+
+    @property
+    def cluster(self) -> str:
+        """Return a name of the cluster, the same from inside and from outside of it."""
+        return self._access.cluster
 
     @property
     def namespace(self) -> str:
@@ -168,9 +174,9 @@ class ApiClient:
         return b"".join(chunks)
 
     def _error(self, status: int, answer: object) -> ApiError:
-        told = answer if isinstance(answer, dict) else {}
-        reason = str(told.get("reason") or "")[:_MAX_TEXT]
-        message = " ".join(str(told.get("message") or f"HTTP {status}").split())[:_MAX_TEXT]
+        details = answer if isinstance(answer, dict) else {}
+        reason = str(details.get("reason") or "")[:_MAX_TEXT]
+        message = " ".join(str(details.get("message") or f"HTTP {status}").split())[:_MAX_TEXT]
         if status in (401, 403):
             who = f" (with the credentials of {self._access.origin})"
             return Forbidden(f"Kubernetes refuses: {message}{who}", status, reason)

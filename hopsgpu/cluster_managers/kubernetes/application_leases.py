@@ -1,7 +1,8 @@
 """The Leases by which drivers report that their applications run. Pure.
 
 A driver may run anywhere, also outside of the cluster, so Kubernetes does not know whether it
-lives. Each application therefore has a Lease in its namespace, which its driver renews.
+lives. Each application therefore has a Lease in its namespace, which its driver renews, and marks
+as ended. Others read it for a day, such as those who ask why a run has no end.
 
 Source: the Kubernetes documentation, "Leases".
 """
@@ -21,10 +22,12 @@ from hopsgpu.core.run_record import ApplicationReport
 APPLICATION_ID = re.compile(r"spark-[0-9a-z][-0-9a-z]{0,62}")
 _PREFIX = "hopsgpu-"
 LABEL = "hopsgpu/application"
-_NAME, _USER = "hopsgpu/name", "hopsgpu/user"
+_NAME, _USER, _ENDED = "hopsgpu/name", "hopsgpu/user", "hopsgpu/ended"
 RENEW_SECONDS = 10.0
 # A driver that has not renewed its Lease for this time is lost; clocks may be apart.
 LEASE_SECONDS = 60.0
+# Leases of applications that ended before this time are removed.
+KEPT_SECONDS = 86400.0
 _MAX_NAME = 200
 
 
@@ -35,6 +38,7 @@ class ApplicationLease:
     Attributes:
         started: when the driver started, in seconds since the epoch.
         renewed: when the driver was alive last, by its own clock.
+        has_ended: whether the driver has reported its end.
     """
 
     id: str
@@ -42,13 +46,16 @@ class ApplicationLease:
     user: str
     started: float
     renewed: float
+    has_ended: bool = False
 
     def is_running(self, now: float) -> bool:
-        return now - self.renewed < LEASE_SECONDS
+        return not self.has_ended and now - self.renewed < LEASE_SECONDS
 
     def report(self, now: float) -> ApplicationReport:
         if self.is_running(now):
             return ApplicationReport("RUNNING", "", False)
+        if self.has_ended:
+            return ApplicationReport("FINISHED", "", True)
         seconds = now - self.renewed
         return ApplicationReport(
             "LOST", f"its driver has not renewed its Lease for {seconds:.0f} s", True
@@ -74,6 +81,7 @@ def lease_body(
         "annotations": {
             _NAME: application.name[:_MAX_NAME],
             _USER: application.user[:_MAX_NAME],
+            **({_ENDED: "true"} if application.has_ended else {}),
         },
     }
     if owner is not None:
@@ -106,13 +114,14 @@ def lease_of(answer: Mapping[str, Any]) -> ApplicationLease | None:
         text_of(annotations, _USER)[:_MAX_NAME],
         seconds_of(spec.get("acquireTime")),
         seconds_of(spec.get("renewTime")),
+        has_ended=_ENDED in annotations,
     )
 
 
 def leases_of(answers: Iterable[Mapping[str, Any]]) -> dict[str, ApplicationLease]:
     """Return the applications of Leases, by ID."""
-    found = (lease for answer in answers if (lease := lease_of(answer)) is not None)
-    return {lease.id: lease for lease in found}
+    leases = (lease for answer in answers if (lease := lease_of(answer)) is not None)
+    return {lease.id: lease for lease in leases}
 
 
 def _time_text(seconds: float) -> str:

@@ -6,6 +6,7 @@ Source: the Kubernetes documentation, "Organizing Cluster Access Using kubeconfi
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from hopsgpu.core.bounded_reads import read_file
 from hopsgpu.errors import ConfigError
 
 MASTER_PREFIX = "k8s://"
@@ -25,7 +27,7 @@ _INSTALL = "a master on Kubernetes needs the package kubernetes: pip install 'ho
 
 @dataclass(frozen=True)
 class ApiAccess:
-    """What a client needs to ask an API server.
+    """The address of an API server, and the credentials of a client.
 
     Attributes:
         address: base URL of the API server.
@@ -38,6 +40,18 @@ class ApiAccess:
     namespace: str
     configuration: Any = field(repr=False, compare=False)
     origin: str
+
+    @property
+    def cluster(self) -> str:
+        """Return a name of the cluster, the same from inside and from outside of it.
+
+        The address differs there; the authority that signed the server's certificate does not.
+        """
+        try:
+            authority = read_file(Path(self.configuration.ssl_ca_cert or ""))
+        except OSError:  # no private authority
+            authority = self.address.encode()
+        return f"k8s-{hashlib.sha256(b''.join(authority.split())).hexdigest()[:16]}"
 
 
 def is_in_pod() -> bool:
@@ -126,9 +140,9 @@ def _context_namespace(contexts: Any, name: str | None) -> str:
     return str((chosen.get("context") or {}).get("namespace") or DEFAULT_NAMESPACE)
 
 
-def _is_same_server(one: str, other: str) -> bool:
+def _is_same_server(first: str, second: str) -> bool:
     def key(url: str) -> tuple[str, str | None, int | None]:
         parts = urlsplit(url)
         return parts.scheme, parts.hostname, parts.port or {"https": 443}.get(parts.scheme, 80)
 
-    return key(one) == key(other)
+    return key(first) == key(second)

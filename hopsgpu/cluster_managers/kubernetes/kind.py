@@ -6,17 +6,28 @@ from collections.abc import Callable, Mapping
 
 from hopsgpu.cluster_managers.kind import ManagerKind
 from hopsgpu.cluster_managers.kubernetes.api_client import SECONDS
-from hopsgpu.cluster_managers.kubernetes.credentials import MASTER_PREFIX, load_access
+from hopsgpu.cluster_managers.kubernetes.credentials import (
+    MASTER_PREFIX,
+    NAMESPACE,
+    load_access,
+)
 from hopsgpu.cluster_managers.kubernetes.gpu_resource import kubernetes_gpu_resource
 from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
 from hopsgpu.cluster_managers.kubernetes.pod_template import node_rules
 
 IMAGE = "spark.kubernetes.container.image"
+# The image's Python, on its PATH; this machine's has another path there.
+PYTHON_OF_IMAGE = "python3"
 _EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
 _ALLOCATOR = "spark.kubernetes.allocation.pods.allocator"
 _BATCH_DELAY = "spark.kubernetes.allocation.batch.delay"
 # Spark creates pods in steps of the batch delay, after which the API server lists them.
 _SETTLE_SECONDS = 1.0
+
+
+def image_of(setting: Callable[[str], str | None]) -> str | None:
+    """Return the image of executors; None or "" if no property names one."""
+    return setting(_EXECUTOR_IMAGE) or setting(IMAGE)
 
 
 class Kubernetes(ManagerKind):
@@ -25,6 +36,11 @@ class Kubernetes(ManagerKind):
     title = "Kubernetes"
     masters = "k8s://https://HOST:PORT"
     has_shell = False
+    has_queues = False
+    queue_replacement = (
+        f"the namespace takes the place of a queue, with its quotas: set {NAMESPACE}, with --conf"
+    )
+    has_images = True
     session_settings: Mapping[str, str] = {
         # A gang's pods are created in one step. By default there are ten, one second apart.
         "spark.kubernetes.allocation.batch.size": "256",
@@ -36,6 +52,9 @@ class Kubernetes(ManagerKind):
         "spark.executor.maxNumFailures": "1000",
     }
 
+    def image_settings(self, image: str) -> Mapping[str, str]:
+        return {IMAGE: image}
+
     def has_master(self, master: str) -> bool:
         return master.strip().startswith(MASTER_PREFIX)
 
@@ -44,7 +63,7 @@ class Kubernetes(ManagerKind):
 
     def find_refusals(self, setting: Callable[[str], str | None]) -> list[str]:
         findings = []
-        if not (setting(_EXECUTOR_IMAGE) or setting(IMAGE)):
+        if not image_of(setting):
             findings.append(
                 f"{IMAGE} is not set: name an image with Spark, Python and the packages of the"
                 " ranks, or pass image= to hopsgpu.session(); docs/kubernetes.md shows how to build"

@@ -1,4 +1,4 @@
-"""What limits the pods of a namespace: quotas and limit ranges. Pure.
+"""The limits of the pods of a namespace: quotas and limit ranges. Pure.
 
 Source: the Kubernetes documentation, "Resource Quotas" and "Limit Ranges".
 """
@@ -41,10 +41,10 @@ def quota_limits(
         hard = mapping_of(status, "hard") or mapping_of(mapping_of(quota, "spec"), "hard")
         maximum, used = _amounts(hard, mapping_of(status, "used"), gpu_resource)
         if maximum != _NO_LIMIT:
-            name = text_of(mapping_of(quota, "metadata"), "name")
-            free = (maximum - used).round_down()
-            whole = maximum.round_down()
-            limits.append(_limit(f"ResourceQuota {name}", whole, whole - free, largest))
+            metadata = mapping_of(quota, "metadata")
+            name, namespace = text_of(metadata, "name"), text_of(metadata, "namespace")
+            free, most = (maximum - used).round_down(), maximum.round_down()
+            limits.append(_limit(f"ResourceQuota {namespace}/{name}", most, most - free, largest))
     return tuple(limits)
 
 
@@ -54,8 +54,8 @@ def quota_selector(quota: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def namespace_limit(namespace: str, largest: Amount) -> Queue:
     """Return the limit of a namespace without quotas, which never binds."""
-    whole = Amount(_UNLIMITED, _UNLIMITED, _UNLIMITED)
-    return _limit(f"namespace {namespace}", whole, NOTHING, largest)
+    unlimited = Amount(_UNLIMITED, _UNLIMITED, _UNLIMITED)
+    return _limit(f"namespace {namespace}", unlimited, NOTHING, largest)
 
 
 def _limit(name: str, maximum: Amount, used: Amount, largest: Amount) -> Queue:
@@ -77,13 +77,13 @@ def _amounts(
     """Return a quota's limit and its use, by the key that leaves least for each resource."""
     pairs = []
     for keys in ((f"requests.{gpu_resource}",), _CPU, _MEMORY):
-        found = [
+        candidates = [
             (parse_quantity(hard[key]), parse_quantity(used.get(key) or 0))
             for key in keys
             if key in hard
         ]
         pairs.append(
-            min(found, key=lambda p: p[0] - p[1], default=(Fraction(_UNLIMITED), Fraction(0)))
+            min(candidates, key=lambda p: p[0] - p[1], default=(Fraction(_UNLIMITED), Fraction(0)))
         )
     return ExactAmount(*(most for most, _ in pairs)), ExactAmount(*(use for _, use in pairs))
 
@@ -94,7 +94,9 @@ def largest_executor(
     """Return the largest executor: that of the nodes, within the limit ranges of the namespace."""
     largest = nodes
     for limit in (
-        limit for found in ranges for limit in list_of(mapping_of(found, "spec"), "limits")
+        limit
+        for limit_range in ranges
+        for limit in list_of(mapping_of(limit_range, "spec"), "limits")
     ):
         if limit.get("type") not in ("Container", "Pod"):
             continue

@@ -6,14 +6,14 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from hopsgpu.cluster_managers.kubernetes.amounts import ExactAmount, sum_exact
 from hopsgpu.cluster_managers.kubernetes.api_client import SECONDS, ApiClient, ApiError, Forbidden
 from hopsgpu.cluster_managers.kubernetes.application_leases import (
     APPLICATION_ID,
+    KEPT_SECONDS,
     LABEL,
     ApplicationLease,
     lease_body,
@@ -29,6 +29,7 @@ from hopsgpu.cluster_managers.kubernetes.limits import (
 )
 from hopsgpu.cluster_managers.kubernetes.lost_pods import PodEvent, why_lost
 from hopsgpu.cluster_managers.kubernetes.nodes import NodeRules, devices_of, node_of
+from hopsgpu.cluster_managers.kubernetes.permissions import Permission
 from hopsgpu.cluster_managers.kubernetes.pod_problems import find_problem
 from hopsgpu.cluster_managers.kubernetes.pods import (
     APPLICATION,
@@ -55,26 +56,16 @@ _NODES, _PODS = "/api/v1/nodes", "/api/v1/pods"
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 _ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _SELF_REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+# A service account's name follows, as NAMESPACE:NAME.
+_SERVICE_ACCOUNT = "system:serviceaccount:"
 _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 # Events that are older say nothing of an executor that was lost now.
 _EVENT_SECONDS = 120.0
+# Number of pods whose application and node are remembered: events name only the pod.
+_MAX_SEEN = 4096
+_FORBIDDEN = 403
 # The kubelet ends a container this long after the signal; ranks have ended before.
 _GRACE_SECONDS = 1
-
-
-@dataclass(frozen=True)
-class Permission:
-    """What an API server may allow: a verb on a resource, in the namespace or in the cluster."""
-
-    verb: str
-    resource: str
-    group: str = ""
-    is_of_cluster: bool = False
-    subresource: str = ""
-
-    def __str__(self) -> str:
-        name = f"{self.resource}/{self.subresource}" if self.subresource else self.resource
-        return f"{self.verb} {name}{f'.{self.group}' if self.group else ''}"
 
 
 class KubernetesManager(ClusterManager):
@@ -99,6 +90,8 @@ class KubernetesManager(ClusterManager):
         self._lock = threading.Lock()
         # Whether the caller may list pods of all namespaces; None before it was tried.
         self._may_list_all: bool | None = None
+        # Application and node of pods of executors, by their names.
+        self._seen_pods: dict[str, tuple[str, str]] = {}
 
     @property
     def title(self) -> str:
@@ -106,8 +99,7 @@ class KubernetesManager(ClusterManager):
 
     @property
     def cluster(self) -> str:
-        parts = urlsplit(self._client.address)
-        return f"k8s-{parts.hostname}-{parts.port or 443}-{self.namespace}"
+        return self._client.cluster
 
     @property
     def namespace(self) -> str:
@@ -134,14 +126,27 @@ class KubernetesManager(ClusterManager):
         by_name = {
             text_of(mapping_of(n, "metadata"), "name"): n for n in self._client.items(_NODES)
         }
-        found = {
+        devices = {
             node.id: devices_of(by_name[node.id], node.total.gpus)
             for node in nodes
             if node.id in by_name
         }
-        return NodeAnswers(found, {})
+        return NodeAnswers(devices, {})
 
     def snapshot(self, application_id: str, user: str) -> Snapshot:
+        """Return a snapshot of what determines the resources of an application.
+
+        Raises:
+            HopsGpuError: there is no answer, or no running application has this ID.
+        """
+        snapshot = self._snapshot(application_id, user)
+        is_shown = any(app.id == application_id for app in snapshot.applications)
+        if application_id and not is_shown:
+            report = self._require(application_id).report(time.time())
+            raise HopsGpuError(f"{application_id} has ended: {report.state}")
+        return snapshot
+
+    def _snapshot(self, application_id: str, user: str) -> Snapshot:
         pods, problems = self._pods()
         nodes = self._nodes_with(pods)
         running = [node.total for node in nodes if node.state == "RUNNING"]
@@ -163,7 +168,7 @@ class KubernetesManager(ClusterManager):
         )
 
     def overview(self, user: str) -> Overview:
-        snapshot = self.snapshot("", user)
+        snapshot = self._snapshot("", user)
         pods, _ = self._pods()
         containers: dict[str, list[Container]] = {}
         for pod in pods:
@@ -175,7 +180,7 @@ class KubernetesManager(ClusterManager):
             queues={},
             user_snapshots={"": (snapshot,)},
             applications=snapshot.applications,
-            containers={app: tuple(found) for app, found in containers.items()},
+            containers={app: tuple(listed) for app, listed in containers.items()},
             acls=False,
             problems=snapshot.problems,
         )
@@ -184,7 +189,7 @@ class KubernetesManager(ClusterManager):
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         answer = self._client.create(_SELF_REVIEWS, body)
         user = mapping_of(mapping_of(answer, "status"), "userInfo")
-        return text_of(user, "username")
+        return text_of(user, "username").removeprefix(_SERVICE_ACCOUNT)
 
     def check_submission(self) -> None:
         """Check that the API server answers, and lets the caller create pods in the namespace."""
@@ -214,6 +219,8 @@ class KubernetesManager(ClusterManager):
 
     def held_executors(self, application_id: str, profile_id: int) -> HeldExecutors:
         pods = [pod for pod in self._executors_of(application_id, profile_id) if not pod.has_ended]
+        if not pods:
+            self._require(application_id)
         return HeldExecutors(
             {pod.id: pod.node for pod in pods if pod.is_granted},
             pending=sum(not pod.is_granted for pod in pods),
@@ -242,18 +249,19 @@ class KubernetesManager(ClusterManager):
         return False
 
     def why_lost(self, application_id: str, reason: str, host: str) -> str:
-        now = time.time()
         try:
+            if end := self.end_of(application_id):
+                return f"the application has ended, and its executors with it: {end}"
             pods = [
                 pod for pod in self._pods_of(f"{APPLICATION}={application_id}") if pod.node == host
             ]
-            cause = why_lost(
-                host,
-                pods,
-                self._events_of(application_id),
-                self._nodes_with(()),
-                now - _EVENT_SECONDS,
-            )
+            events = [
+                event
+                for event in self._events()
+                if self._seen_pods.get(event.pod) == (application_id, host)
+            ]
+            since = time.time() - _EVENT_SECONDS
+            cause = why_lost(host, pods, events, self._nodes_with(()), since)
         except HopsGpuError as error:
             cause = f"Kubernetes could not be asked about {host} ({error})"
         return "; Spark says: ".join(filter(None, (cause, reason)))
@@ -265,14 +273,24 @@ class KubernetesManager(ClusterManager):
         return f"{report.state}: {report.diagnostics or '(no reason is known)'}"
 
     def report(self, application_id: str) -> ApplicationReport | None:
-        """Return the state of an application by its Lease, which its driver removes at its end."""
+        """Return the state of an application by its Lease, which its driver renews."""
         if not APPLICATION_ID.fullmatch(application_id):
             return None
+        return self._require(application_id).report(time.time())
+
+    def _require(self, application_id: str) -> ApplicationLease:
+        """Return the Lease of an application.
+
+        Raises:
+            HopsGpuError: it has none.
+        """
         lease = self._lease(application_id)
         if lease is None:
-            text = f"it has no Lease in the namespace {self.namespace}, which its driver renews"
-            return ApplicationReport("ENDED", text, True)
-        return lease.report(time.time())
+            raise HopsGpuError(
+                f"the namespace {self.namespace} has no Lease of {application_id}: the application"
+                " is of another namespace, or ended more than a day ago"
+            )
+        return lease
 
     def ended_since(self, time_: float) -> Mapping[str, ApplicationReport]:
         now = time.time()
@@ -295,13 +313,18 @@ class KubernetesManager(ClusterManager):
             body = lease_body(application, owner, version)
             self._client.replace(f"{path}/{lease_name(application.id)}", body)
 
-    def remove_lease(self, application_id: str) -> None:
-        path = f"{_LEASES.format(quote(self.namespace))}/{lease_name(application_id)}"
-        try:
-            self._client.delete(path)
-        except ApiError as error:
-            if error.status != 404:
-                raise
+    def remove_old_leases(self) -> None:
+        """Remove the Leases of applications that ended a day ago."""
+        now = time.time()
+        for lease in self._leases().values():
+            if not lease.is_running(now) and now - lease.renewed > KEPT_SECONDS:
+                path = f"{_LEASES.format(quote(self.namespace))}/{lease_name(lease.id)}"
+                try:
+                    self._client.delete(path)
+                except ApiError as error:
+                    # Another driver may have removed it.
+                    if error.status != 404:
+                        raise
 
     def pod_reference(self, name: str) -> dict[str, Any]:
         """Return a reference to a pod of the namespace, for objects that go with the pod."""
@@ -341,13 +364,15 @@ class KubernetesManager(ClusterManager):
                     for answer in self._client.items(_PODS, fieldSelector=_LIVE)
                 )
             except Forbidden as error:
+                if error.status != _FORBIDDEN:
+                    raise
                 log.info("pods of other namespaces are not visible: %s", error)
             else:
                 self._may_list_all = True
                 return pods, ()
         self._may_list_all = False
         path = self._path("pods")
-        own = tuple(
+        pods_here = tuple(
             pod_of(answer, self._gpu_resource)
             for answer in self._client.items(path, fieldSelector=_LIVE)
         )
@@ -355,23 +380,30 @@ class KubernetesManager(ClusterManager):
             f"hopsgpu sees only the pods of the namespace {self.namespace}, so nodes may have less"
             " free than it takes for free: docs/kubernetes.md has the ClusterRole"
         )
-        return own, (problem,)
+        return pods_here, (problem,)
 
     def _executors_of(self, application_id: str, profile_id: int) -> list[Pod]:
         selector = f"{APPLICATION}={application_id},{ROLE}=executor,{PROFILE}={profile_id}"
-        return self._pods_of(selector)
+        pods = self._pods_of(selector)
+        with self._lock:
+            self._seen_pods.update({pod.name: (application_id, pod.node) for pod in pods})
+            for name in list(self._seen_pods)[:-_MAX_SEEN]:
+                del self._seen_pods[name]
+        return pods
 
     def _pods_of(self, selector: str) -> list[Pod]:
         answers = self._client.items(self._path("pods"), labelSelector=selector)
         return [pod_of(answer, self._gpu_resource) for answer in answers]
 
-    def _events_of(self, application_id: str) -> list[PodEvent]:
-        """Return the events about pods of the namespace, which do not name the application."""
+    def _events(self) -> list[PodEvent]:
+        """Return the events about pods of the namespace, which do not name their applications."""
         events = []
         for answer in self._client.items(
             self._path("events"), fieldSelector="involvedObject.kind=Pod"
         ):
-            times = (answer.get("lastTimestamp"), answer.get("eventTime"))
+            series = mapping_of(answer, "series")
+            times = [answer.get("lastTimestamp"), answer.get("eventTime")]
+            times.append(series.get("lastObservedTime"))
             about = mapping_of(answer, "involvedObject")
             events.append(
                 PodEvent(
@@ -398,12 +430,14 @@ class KubernetesManager(ClusterManager):
 
     def _applications(self, pods: Sequence[Pod]) -> tuple[App, ...]:
         """Return what has pods, and Spark applications that have none yet."""
-        leases = self._leases()
-        by_group: dict[str, list[Pod]] = {id_: [] for id_ in leases}
+        now, leases = time.time(), self._leases()
+        by_group: dict[str, list[Pod]] = {
+            lease.id: [] for lease in leases.values() if lease.is_running(now)
+        }
         for pod in pods:
             if pod.is_granted:
                 by_group.setdefault(_group_of(pod), []).append(pod)
-        return tuple(_app(group, found, leases.get(group)) for group, found in by_group.items())
+        return tuple(_app(group, listed, leases.get(group)) for group, listed in by_group.items())
 
 
 def _group_of(pod: Pod) -> str:

@@ -30,7 +30,7 @@ class Toleration:
     value: str = ""
     effect: str = ""
 
-    def covers(self, taint: Mapping[str, Any]) -> bool:
+    def is_covering(self, taint: Mapping[str, Any]) -> bool:
         if self.effect and self.effect != taint.get("effect"):
             return False
         if self.operator == "Exists":
@@ -71,7 +71,7 @@ def node_of(
     size = amount_of(mapping_of(mapping_of(answer, "status"), "allocatable"), gpu_resource)
     state, health = _state_of(answer, rules)
     total = size.round_down()
-    # What is free counts, as the scheduler sees it.
+    # The free part is exact, as the scheduler sees it; the used part is the rest.
     return Node(
         id=name,
         host=name,
@@ -110,7 +110,7 @@ def _repelling_taints(spec: Mapping[str, Any], tolerations: Sequence[Toleration]
     return [
         f"{taint.get('key')}={taint.get('value') or ''}:{taint.get('effect')}"
         for taint in list_of(spec, "taints")
-        if taint.get("effect") in _REPELLING and not any(t.covers(taint) for t in tolerations)
+        if taint.get("effect") in _REPELLING and not any(t.is_covering(taint) for t in tolerations)
     ]
 
 

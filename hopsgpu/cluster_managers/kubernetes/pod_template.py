@@ -111,8 +111,8 @@ def node_rules(properties: Mapping[str, str], gpu_resource: str) -> NodeRules:
 def executor_template(properties: Mapping[str, str], gpu_resource: str) -> dict[str, Any]:
     """Return the template of all executors of an application.
 
-    It names pod and node in variables, mounts memory for data that processes share, of which a
-    container has 64 MiB by default, and the script that lists the container's GPUs.
+    The template names pod and node in variables, and mounts the script that lists the container's
+    GPUs. It also mounts memory for data that processes share: by default a container has 64 MiB.
     """
     template = copy.deepcopy(read_template(properties))
     metadata = template.setdefault("metadata", {})

@@ -101,7 +101,7 @@ def pod_of(answer: Mapping[str, Any], gpu_resource: str) -> Pod:
 def _requests(spec: Mapping[str, Any], gpu_resource: str) -> ExactAmount:
     """Return a pod's requests as the scheduler counts them."""
 
-    def requested(container: Mapping[str, Any]) -> ExactAmount:
+    def requests_of(container: Mapping[str, Any]) -> ExactAmount:
         resources = mapping_of(container, "resources")
         # A container without requests requests its limits.
         limits, requests = mapping_of(resources, "limits"), mapping_of(resources, "requests")
@@ -109,13 +109,13 @@ def _requests(spec: Mapping[str, Any], gpu_resource: str) -> ExactAmount:
 
     starting, staying = ExactAmount(), ExactAmount()
     for container in list_of(spec, "initContainers"):
-        amount = requested(container)
+        amount = requests_of(container)
         if container.get("restartPolicy") == "Always":
             staying += amount
             starting = starting.max_with(staying)
         else:
             starting = starting.max_with(staying + amount)
-    together = staying + sum_exact(map(requested, list_of(spec, "containers")))
+    together = staying + sum_exact(map(requests_of, list_of(spec, "containers")))
     return together.max_with(starting) + amount_of(spec.get("overhead"), gpu_resource)
 
 
@@ -140,8 +140,8 @@ def _end(status: Mapping[str, Any], terminated: Iterable[Mapping[str, Any]]) -> 
 
 
 def _reason(container: Mapping[str, Any], state: str) -> tuple[str, str]:
-    found = mapping_of(mapping_of(container, "state"), state)
-    return text_of(found, "reason"), text_of(found, "message")
+    details = mapping_of(mapping_of(container, "state"), state)
+    return text_of(details, "reason"), text_of(details, "message")
 
 
 def seconds_of(time: object) -> float:

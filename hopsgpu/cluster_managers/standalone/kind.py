@@ -22,6 +22,8 @@ class Standalone(ManagerKind):
     title = "a standalone master"
     masters = "spark://HOST:PORT"
     has_shell = False
+    has_queues = False
+    has_images = False
     session_settings: Mapping[str, str] = {}
     fallback_settings: Mapping[str, str] = {
         # Without a number, the first CPU executor takes all cores of a worker, and gangs get none.

@@ -32,6 +32,8 @@ class Yarn(ManagerKind):
     title = "YARN"
     masters = "yarn"
     has_shell = True
+    has_queues = True
+    has_images = True
     session_settings: Mapping[str, str] = {
         # The release of GPUs is visible within one heartbeat of the application master.
         _HEARTBEAT: "250",

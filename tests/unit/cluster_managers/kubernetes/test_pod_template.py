@@ -1,0 +1,266 @@
+"""Pod templates: the user's own one is kept, and gangs add their rules."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hopsgpu.cluster_managers.kubernetes.nodes import Toleration
+from hopsgpu.cluster_managers.kubernetes.pod_template import (
+    DISCOVERY_PATH,
+    TEMPLATE,
+    Placing,
+    executor_template,
+    gang_template,
+    node_rules,
+    read_template,
+    spark_resource,
+)
+from hopsgpu.errors import ConfigError
+from tests.unit.cluster_managers.kubernetes.cluster_objects import GPU
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+HOSTNAME = "kubernetes.io/hostname"
+ANYWHERE = Placing(None, frozenset(), None, 1, GPU)
+
+
+def user_template(tmp_path: Path, **spec: Any) -> dict[str, str]:
+    """Write a user's template; return the properties that name it."""
+    file = tmp_path / "template.yaml"
+    metadata = {"labels": {"team": "a"}, "annotations": {"own": "kept"}}
+    content = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    file.write_text(yaml.safe_dump(content))
+    return {TEMPLATE: str(file)}
+
+
+def mounts_of(container: dict[str, Any]) -> dict[str, str]:
+    return {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+
+
+def required_terms(template: dict[str, Any]) -> Any:
+    return template["spec"]["affinity"]["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
+
+
+def in_nodes(operator: str, *names: str) -> dict[str, Any]:
+    return {"key": HOSTNAME, "operator": operator, "values": list(names)}
+
+
+def test_the_template_without_one_of_the_user() -> None:
+    template = executor_template({}, GPU)
+    (container,) = template["spec"]["containers"]
+    assert container["name"] == "spark-kubernetes-executor"
+    fields = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in container["env"]}
+    assert fields == {
+        "HOPSGPU_POD": "metadata.name",
+        "HOPSGPU_NAMESPACE": "metadata.namespace",
+        "HOPSGPU_NODE": "spec.nodeName",
+    }
+    mounts = mounts_of(container)
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
+    (item,) = volumes[mounts["/opt/hopsgpu"]]["downwardAPI"]["items"]
+    assert f"/opt/hopsgpu/{item['path']}" == DISCOVERY_PATH and item["mode"] & 0o111
+    (annotation,) = template["metadata"]["annotations"]
+    assert item["fieldRef"]["fieldPath"] == f"metadata.annotations['{annotation}']"
+
+
+def test_the_users_own_template_is_kept(tmp_path: Path) -> None:
+    containers = [
+        {"name": "sidecar"},
+        {"name": "spark-kubernetes-executor", "env": [{"name": "A", "value": "1"}]},
+    ]
+    properties = user_template(tmp_path, containers=containers, priorityClassName="high")
+    template = executor_template(properties, GPU)
+    assert template["metadata"]["labels"] == {"team": "a"}
+    assert template["metadata"]["annotations"]["own"] == "kept"
+    assert template["spec"]["priorityClassName"] == "high"
+    sidecar, executor = template["spec"]["containers"]
+    assert sidecar == {"name": "sidecar"}
+    assert executor["env"][0] == {"name": "A", "value": "1"} and len(executor["env"]) == 4
+
+
+@pytest.mark.parametrize(("name", "index"), [("second", 1), ("first", 0), ("absent", 0), ("", 0)])
+def test_the_container_of_executors_by_name(tmp_path: Path, name: str, index: int) -> None:
+    properties = user_template(tmp_path, containers=[{"name": "first"}, {"name": "second"}])
+    properties["spark.kubernetes.executor.podTemplateContainerName"] = name
+    containers = executor_template(properties, GPU)["spec"]["containers"]
+    assert ["env" in container for container in containers] == [index == 0, index == 1]
+
+
+def test_the_users_own_shared_memory_is_kept(tmp_path: Path) -> None:
+    mine = {"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
+    container = {"name": "c", "volumeMounts": [{"name": "mine", "mountPath": "/dev/shm"}]}
+    properties = user_template(tmp_path, containers=[container], volumes=[mine])
+    spec = executor_template(properties, GPU)["spec"]
+    assert mounts_of(spec["containers"][0])["/dev/shm"] == "mine"
+    assert len(spec["containers"][0]["volumeMounts"]) == 2
+    assert [volume["name"] for volume in spec["volumes"]] == ["mine", "hopsgpu-discovery"]
+
+
+def test_a_gang_tolerates_the_taint_of_its_resource(tmp_path: Path) -> None:
+    team = {"key": "team", "operator": "Exists"}
+    template = executor_template(user_template(tmp_path, tolerations=[team]), GPU)
+    toleration = {"key": GPU, "operator": "Exists"}
+    assert gang_template(template, ANYWHERE)["spec"]["tolerations"] == [team, toleration]
+    without = Placing(None, frozenset(), None, 1, "")
+    assert gang_template(template, without)["spec"]["tolerations"] == [team]
+
+
+def test_a_gang_that_may_run_anywhere_has_no_affinity() -> None:
+    template = gang_template(executor_template({}, GPU), ANYWHERE)
+    assert not template["spec"].get("affinity")
+
+
+def test_hosts_and_excluded_hosts() -> None:
+    placing = Placing(frozenset({"b", "a"}), frozenset({"c"}), None, 1, GPU)
+    terms = required_terms(gang_template(executor_template({}, GPU), placing))
+    expressions = [in_nodes("In", "a", "b"), in_nodes("NotIn", "c")]
+    assert terms == [{"matchExpressions": expressions}]
+
+
+def test_no_hosts_are_no_nodes() -> None:
+    placing = Placing(frozenset(), frozenset(), None, 1, GPU)
+    terms = required_terms(gang_template(executor_template({}, GPU), placing))
+    assert terms == [{"matchExpressions": [in_nodes("In")]}]
+
+
+def test_each_term_of_the_users_affinity_gets_the_rules(tmp_path: Path) -> None:
+    zone = {"key": "zone", "operator": "In", "values": ["a"]}
+    field = {"key": "metadata.name", "operator": "NotIn", "values": ["x"]}
+    terms = [{"matchExpressions": [zone]}, {"matchFields": [field]}]
+    preferred = [{"weight": 1, "preference": {"matchExpressions": [zone]}}]
+    node_affinity = {REQUIRED: {"nodeSelectorTerms": terms}, PREFERRED: preferred}
+    properties = user_template(tmp_path, affinity={"nodeAffinity": node_affinity})
+    placing = Placing(frozenset({"a"}), frozenset(), None, 1, GPU)
+    template = gang_template(executor_template(properties, GPU), placing)
+    rule = in_nodes("In", "a")
+    assert required_terms(template) == [
+        {"matchExpressions": [zone, rule]},
+        {"matchFields": [field], "matchExpressions": [rule]},
+    ]
+    assert template["spec"]["affinity"]["nodeAffinity"][PREFERRED] == preferred
+
+
+@pytest.mark.parametrize(
+    ("placement", "kind", "strength"),
+    [("spread", "podAntiAffinity", REQUIRED), ("pack", "podAffinity", PREFERRED)],
+)
+def test_a_placement_is_added_to_the_users_affinity(
+    tmp_path: Path, placement: str, kind: str, strength: str
+) -> None:
+    users = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"team": "b"}}}
+    properties = user_template(tmp_path, affinity={kind: {strength: [users]}})
+    placing = Placing(None, frozenset(), placement, 7, GPU)
+    affinity = gang_template(executor_template(properties, GPU), placing)["spec"]["affinity"]
+    first, rule = affinity[kind][strength]
+    assert first == users and affinity.keys() == {kind}
+    term = rule["podAffinityTerm"] if placement == "pack" else rule
+    assert term["topologyKey"] == HOSTNAME
+    assert term["labelSelector"]["matchLabels"]["spark-exec-resourceprofile-id"] == "7"
+
+
+def test_a_gang_leaves_the_template_of_others_as_it_was(tmp_path: Path) -> None:
+    template = executor_template(user_template(tmp_path, tolerations=[], affinity={}), GPU)
+    before = json.dumps(template)
+    gang_template(template, Placing(frozenset({"a"}), frozenset({"b"}), "spread", 1, GPU))
+    assert json.dumps(template) == before
+
+
+def test_a_template_is_written_as_plain_yaml() -> None:
+    placing = Placing(frozenset({"a"}), frozenset({"b"}), "pack", 1, GPU)
+    template = gang_template(executor_template({}, GPU), placing)
+    assert yaml.safe_load(yaml.safe_dump(template)) == template
+
+
+def test_a_file_may_be_a_url(tmp_path: Path) -> None:
+    properties = user_template(tmp_path, priorityClassName="high")
+    properties[TEMPLATE] = f"file://{properties[TEMPLATE]}"
+    assert read_template(properties)["spec"] == {"priorityClassName": "high"}
+    assert read_template({TEMPLATE: " "})["spec"] == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"kind: [", "cannot be read"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"kind: Pod\n---\nkind: Pod\n", "cannot be read"),
+        (b"", "must have a Pod"),
+        (b"[1]", "must have a Pod"),
+        (b"kind: Deployment", "must have a Pod"),
+        (b"kind: Pod\nspec: !!python/object/apply:os.getcwd []", "cannot be read"),
+    ],
+)
+def test_another_file_is_refused_by_name(tmp_path: Path, content: bytes, reason: str) -> None:
+    file = tmp_path / "template.yaml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"podTemplateFile={file}: {reason}"):
+        read_template({TEMPLATE: str(file)})
+
+
+def test_a_file_that_is_absent_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: .*No such file"):
+        executor_template({TEMPLATE: str(tmp_path / "absent.yaml")}, GPU)
+
+
+def test_rules_come_from_template_and_properties(tmp_path: Path) -> None:
+    tolerations = [{"key": "team", "value": "a", "effect": "NoSchedule"}, {"operator": "Exists"}]
+    properties = user_template(
+        tmp_path, nodeSelector={"pool": "cpu", "disk": "ssd"}, tolerations=tolerations
+    )
+    properties["spark.kubernetes.node.selector.pool"] = "any"
+    properties["spark.kubernetes.executor.node.selector.pool"] = "gpu"
+    properties["spark.kubernetes.node.selector.topology.kubernetes.io/zone"] = "z"
+    properties["spark.kubernetes.driver.node.selector.only"] = "driver"
+    rules = node_rules(properties, GPU)
+    assert rules.selector == {"pool": "gpu", "disk": "ssd", "topology.kubernetes.io/zone": "z"}
+    assert rules.tolerations == (
+        Toleration(GPU, "Exists"),
+        Toleration("team", "Equal", "a", "NoSchedule"),
+        Toleration("", "Exists"),
+    )
+
+
+def test_resources_as_spark_names_them() -> None:
+    assert spark_resource(GPU) == ("nvidia.com", "gpu")
+    assert spark_resource("nvidia.com/mig-1g.10gb") == ("nvidia.com", "mig-1g.10gb")
+
+
+def addresses(tmp_path: Path, resource: str, smi: str, **environ: str) -> Any:
+    script = tmp_path / "discover"
+    (text,) = executor_template({}, resource)["metadata"]["annotations"].values()
+    script.write_text(text)
+    program = tmp_path / "smi"
+    program.write_text(f"#!/bin/sh\n{smi}\n")
+    program.chmod(0o755)
+    result = subprocess.run(
+        ["/bin/sh", str(script)],
+        env={"PATH": "/usr/bin:/bin", "HOPSGPU_NVIDIA_SMI": str(program), **environ},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stderr == ""
+    return json.loads(result.stdout)
+
+
+def test_the_script_lists_the_gpus_of_its_container(tmp_path: Path) -> None:
+    assert addresses(tmp_path, GPU, "printf 'GPU-1\\nGPU-2\\n'") == {
+        "name": "gpu",
+        "addresses": ["GPU-1", "GPU-2"],
+    }
+
+
+def test_without_nvidia_smi_the_script_lists_the_variable(tmp_path: Path) -> None:
+    by_variable = addresses(
+        tmp_path, "nvidia.com/mig-1g.5gb", "exit 9", NVIDIA_VISIBLE_DEVICES="0,GPU-a"
+    )
+    assert by_variable == {"name": "mig-1g.5gb", "addresses": ["0", "GPU-a"]}
+    assert addresses(tmp_path, GPU, "exit 0", NVIDIA_VISIBLE_DEVICES="1")["addresses"] == ["1"]
+    assert addresses(tmp_path, GPU, "exit 9")["addresses"] == []
