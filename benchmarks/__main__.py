@@ -2,7 +2,7 @@
 
 `python -m benchmarks [release | acquisition | cold | search | warm | contention | stores | data |
 score | script | channel | output | trials | elastic | replay | scale | secure] …`, and
-`python -m benchmarks [warm | release | cold] … --master standalone`
+`python -m benchmarks [warm | release | cold] … --master standalone` (or kubernetes)
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from hopsgpu.devcluster.config import ClusterSpec
 from hopsgpu.devcluster.layout import node_names
 from hopsgpu.devcluster.standalone import GPU_RESOURCE
 
+MASTERS = ("yarn", "standalone", "kubernetes")
 # Which of them want an application of ours, a cluster, or neither.
 IN_SESSION: Mapping[str, Callable[[SparkSession], object]] = {
     "release": launches.release,
@@ -67,20 +68,21 @@ ALONE: Mapping[str, Callable[[], object]] = {
 }
 
 
-# Which of them also run on a standalone master.
-STANDALONE = ("warm", "release", "cold")
+# Which of them also run without YARN.
+WITHOUT_YARN = ("warm", "release", "cold")
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("names", nargs="*", metavar="NAME", help="a benchmark; by default all")
-    parser.add_argument("--master", choices=("yarn", "standalone"), default="yarn")
+    parser.add_argument("--master", choices=MASTERS, default="yarn")
     options = parser.parse_args(arguments)
     is_standalone = options.master == "standalone"
     names: list[str] = options.names
-    known = STANDALONE if is_standalone else (*IN_SESSION, *ON_CLUSTER, *ALONE)
+    is_on_yarn = options.master == "yarn"
+    known = (*IN_SESSION, *ON_CLUSTER, *ALONE) if is_on_yarn else WITHOUT_YARN
     if unknown := set(names).difference(known):
-        where = " on a standalone master" if is_standalone else ""
+        where = "" if is_on_yarn else f" with --master {options.master}"
         sys.exit(
             f"no such benchmark{where}: {', '.join(sorted(unknown))}; there are {', '.join(known)}"
         )
@@ -91,7 +93,12 @@ def main(arguments: Sequence[str]) -> None:
             state = Path(directory) / "cluster"
             conf = _numbered_gpus(Path(directory)) if is_standalone else None
             try:
-                devcluster.up(state, is_standalone=is_standalone or None, conf=conf)
+                devcluster.up(
+                    state,
+                    is_standalone=is_standalone or None,
+                    is_kubernetes=options.master == "kubernetes" or None,
+                    conf=conf,
+                )
                 os.environ.update(devcluster.environment(state))
                 figures |= {n: work() for n, work in ON_CLUSTER.items() if n in wanted}
                 figures |= _in_session(wanted)

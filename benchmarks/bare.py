@@ -14,8 +14,6 @@ from pyspark.sql import SparkSession
 
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.jvm import wait_until
-from hopsgpu.backends.spark.resource_profiles import build_profile, build_standalone_profile
-from hopsgpu.backends.spark.standalone_application import StandaloneApplication
 from hopsgpu.core.spec import GangSpec, shape_of
 
 _LOOK_SECONDS = 0.05
@@ -29,9 +27,7 @@ def bare_stage(spark: SparkSession, tasks: int) -> Iterator[tuple[float, Resourc
     The tasks end with the context; the executors stay, so that the caller can measure their end.
     """
     application = application_of(spark)
-    is_standalone = isinstance(application, StandaloneApplication)
-    build = build_standalone_profile if is_standalone else build_profile
-    profile = build(shape_of(GangSpec("bare", workers=tasks), cores_per_gpu=2))
+    profile = application.profiles.build(shape_of(GangSpec("bare", workers=tasks), cores_per_gpu=2))
     context = spark.sparkContext
     with socket.create_server((application.driver_address, 0)) as listener:
         address = listener.getsockname()

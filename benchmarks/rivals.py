@@ -77,7 +77,7 @@ def main() -> None:
             try:
                 taken[name] = times(*work)
             except Exception as error:
-                if not is_standalone(master):
+                if master == "yarn":
                     raise
                 failures[name] = cause_of(error)
         print(json.dumps({"seconds": taken, "failures": failures}))

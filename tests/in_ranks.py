@@ -89,6 +89,8 @@ def mark_of(container: str) -> bytes:
     application, _, executor = container.partition("/")
     if not executor:
         return f"CONTAINER_ID={container}".encode()
+    if not executor.isdigit():
+        return f"HOPSGPU_POD={executor}\0".encode()
     return f"appId={application}&executorId={int(executor)}&".encode()
 
 
@@ -103,6 +105,16 @@ def executor_jvm() -> int:
         except OSError:
             continue
     raise LookupError("no JVM of this container")
+
+
+def container_and_jvm() -> tuple[str, int]:
+    """The container's ID, and the pid of its JVM, as the container counts its processes."""
+    return os.environ["CONTAINER_ID"], executor_jvm()
+
+
+def container_and_server() -> tuple[str, int]:
+    """The container's ID, and the pid of the fork server, as the container counts its processes."""
+    return os.environ["CONTAINER_ID"], os.getppid()
 
 
 def kill_at(first_attempts: int, whom: str) -> tuple[int, int]:

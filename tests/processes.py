@@ -37,6 +37,22 @@ def inner_pid(pid: int) -> int:
     return int(status.partition("\nNSpid:")[2].partition("\n")[0].split()[-1])
 
 
+def outer_pid(container: str, pid: int) -> int:
+    """The ID on this machine of a process that a container counts as `pid`."""
+    mark, groups, found = mark_of(container), set(), {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            group = (process / "cgroup").read_text()
+            if mark in (process / "environ").read_bytes():
+                groups.add(group)
+            if inner_pid(int(process.name)) == pid:
+                found[group] = int(process.name)
+        except OSError:
+            continue
+    # A pod has control groups of its own, in which all its processes are.
+    return next(outer for group, outer in found.items() if group in groups)
+
+
 def python_workers(cluster: Path, container: str = "") -> list[tuple[int, int]]:
     """When each of Spark's Python workers began, and its pid; the latest runs the agent.
 

@@ -1,4 +1,4 @@
-"""The queue of gangs on the lake: files on which `hopsgpu.core.queue_policy` decides."""
+"""The queue of gangs: files of a directory on which `hopsgpu.core.queue_policy` decides."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
+from hopsgpu.backends.queue_directory import GangQueueDirectory, GangQueueRoot
 from hopsgpu.core.queue_policy import (
     MAX_TURNS,
     Bound,
@@ -80,7 +81,7 @@ class QueueMember:
 
     def __init__(
         self,
-        directory: LakePath,
+        directory: GangQueueDirectory,
         *,
         application: str,
         executors: int,
@@ -292,7 +293,9 @@ class QueueMember:
 class StandingOffer:
     """An elastic gang's offer in the queue of gangs. All methods may raise StoreError."""
 
-    def __init__(self, directory: LakePath, *, application: str, gpus: int, run: str) -> None:
+    def __init__(
+        self, directory: GangQueueDirectory, *, application: str, gpus: int, run: str
+    ) -> None:
         self._directory = directory
         self._name = ""
         self._offer = Offer(secrets.token_hex(4), 0, gpus, 0, queue_tag(""), application, run)
@@ -347,7 +350,7 @@ class GangQueueReader:
 
     def __init__(
         self,
-        directory: LakePath,
+        directory: GangQueueRoot,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         find_partitions: Callable[[], Collection[str]] = tuple,
@@ -444,7 +447,7 @@ def _fairest_first(directories: Sequence[FileStatus], first: Collection[str]) ->
     return [entry for *_, entry in sorted(order, key=lambda item: item[:3])]
 
 
-def _files_in(directory: LakePath) -> list[QueueFile]:
+def _files_in(directory: GangQueueDirectory) -> list[QueueFile]:
     return [QueueFile(s.name, s.modified, s.owner) for s in directory.entries()]
 
 

@@ -1,4 +1,4 @@
-"""`hopsgpu cluster`: a real YARN or Spark standalone cluster and HDFS on this machine."""
+"""`hopsgpu cluster`: a real YARN, standalone cluster or Kubernetes, and HDFS on this machine."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _dir: Callable[[Any], Any] = click.option(
 
 @click.group(cls=Commands)
 def cluster() -> None:
-    """Run a real YARN, or Spark standalone cluster, and HDFS on this machine, for development.
+    """Run a real YARN, Spark standalone cluster or Kubernetes, and HDFS on this machine.
 
-    Several clusters can run side by side, each in its own directory (--dir). They listen only
-    on this machine's loopback addresses, without authentication.
+    The clusters are for development. Several can run side by side, each in its own directory
+    (--dir). They listen only on addresses of this machine: loopback ones without authentication,
+    or with Kubernetes those of a network between its nodes.
     """
 
 

@@ -39,7 +39,8 @@ _STATE, _NAME = 9, 17
 @click.option(
     "--image",
     metavar="IMAGE",
-    help="Container image of the session's executors: check the nodes' Docker and the containers.",
+    help="Container image of the session's executors, on YARN or Kubernetes. On YARN, the nodes'"
+    " Docker and the containers are checked too.",
 )
 @click.option(
     "--seconds",
@@ -59,14 +60,14 @@ def doctor(
 ) -> None:
     """Check a cluster and a session, and say how to fix what is wrong.
 
-    The cluster is that of a new session: YARN, or a standalone master. The doctor starts its own
-    session, as hopsgpu.session() does, and briefly runs an executor on each node that has a free
-    GPU.
+    The cluster is that of a new session: YARN, a standalone master, or Kubernetes. The doctor
+    starts its own session, as hopsgpu.session() does, and briefly runs an executor on each node
+    that has a free GPU.
     Exit code 0 if nothing is wrong; a check that could not run does not count as wrong.
     """
-    from hopsgpu.backends.spark.container_image import IMAGE, refuse_image
+    from hopsgpu.backends.spark.container_image import IMAGE
+    from hopsgpu.backends.spark.submit_command import check_queue_option, image_settings
     from hopsgpu.cluster_managers.manager_table import MASTER, required_kind
-    from hopsgpu.cluster_managers.standalone.master_url import is_standalone
     from hopsgpu.core.image_names import check_image_name
     from hopsgpu.doctor.examination import Examination, examined_master
     from hopsgpu.doctor.report import CheckState
@@ -75,19 +76,14 @@ def doctor(
     if master is not None:
         required_kind(master)
         settings[MASTER] = master
-    is_on_standalone = is_standalone(examined_master(settings, os.environ))
+    examined = examined_master(settings, os.environ)
     if queue is not None:
-        if is_on_standalone:
-            raise ConfigError(
-                f"--queue {queue}: a standalone master has no queues; leave --queue out, or name"
-                " YARN with --master yarn"
-            )
+        check_queue_option(queue, examined)
         settings["spark.yarn.queue"] = queue
     if image is not None:
         check_image_name(image, "--image")
-        if is_on_standalone:
-            refuse_image(image, "a standalone master")
         settings[IMAGE] = image
+        settings = {**image_settings(settings, examined), **settings}
     counts = dict.fromkeys(CheckState, 0)
     for check in Examination(settings, not no_session, seconds).checks():
         counts[check.state] += 1

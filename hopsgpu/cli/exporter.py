@@ -47,10 +47,10 @@ def exporter(
 ) -> None:
     """Serve metrics of GPUs, waiting gangs and runs to Prometheus, until Ctrl-C.
 
-    The exporter asks YARN's ResourceManager and NodeManagers, or a standalone master. It reads the
-    queue of gangs and the records of runs, with the rights of its user. There is no
-    authentication: listen on another address than this machine's own only where everybody may read
-    the names of users, queues, nodes and runs.
+    The exporter asks YARN's ResourceManager and NodeManagers, a standalone master, or Kubernetes'
+    API server. It reads the queue of gangs and the records of runs, with the rights of its user.
+    There is no authentication: listen on another address than this machine's own only where
+    everybody may read the names of users, queues, nodes and runs.
     """
     from hopsgpu.monitoring.exposition import ALERTS, DASHBOARD, file_text, serving
     from hopsgpu.monitoring.observation import Monitor

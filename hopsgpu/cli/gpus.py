@@ -44,8 +44,8 @@ _Look = Callable[[], "ClusterGpus"]
 def gpus(as_json: bool, seconds: float | None, user: str | None, master: str | None) -> None:
     """Show the cluster's GPUs: where they are, who has them, what you could get.
 
-    The cluster is the one of --master. The command asks its ResourceManager and NodeManagers, or
-    its standalone master; it does not start Spark.
+    The cluster is the one of --master. The command asks its ResourceManager and NodeManagers, its
+    standalone master, or its API server of Kubernetes; it does not start Spark.
     """
     from hopsgpu.backends.inventory import Observer
     from hopsgpu.cli.lake_root import use_keytab

@@ -7,6 +7,6 @@ import click
 master_option = click.option(
     "--master",
     metavar="URL",
-    help="yarn, or spark://HOST:PORT of a standalone master.  [default: spark.master of"
-    " spark-defaults.conf, else the YARN of HADOOP_CONF_DIR]",
+    help="yarn, spark://HOST:PORT of a standalone master, or k8s://https://HOST:PORT of Kubernetes."
+    "  [default: spark.master of spark-defaults.conf, else the YARN of HADOOP_CONF_DIR]",
 )

@@ -34,8 +34,8 @@ _OPTIONS = (
     click.option(
         "--master",
         metavar="URL",
-        help="yarn, or spark://HOST:PORT of a standalone master.  [default: spark.master of"
-        " spark-defaults.conf, else yarn]",
+        help="yarn, spark://HOST:PORT of a standalone master, or k8s://https://HOST:PORT of"
+        " Kubernetes.  [default: spark.master of spark-defaults.conf, else yarn]",
     ),
     click.option(
         "--deploy-mode",
@@ -82,7 +82,7 @@ _OPTIONS = (
         "--image",
         metavar="IMAGE",
         help="Container image of the executors, and in cluster mode of the driver: NAME[:TAG], by"
-        " YARN's Docker runtime.  [default: spark.hopsgpu.image, else none]",
+        " YARN's Docker runtime, or on Kubernetes.  [default: spark.hopsgpu.image, else none]",
     ),
     click.option(
         "--detach",

@@ -176,10 +176,12 @@ def write_spark_conf(layout: ClusterLayout, state: ClusterState, spark: Path) ->
     if state.spec.is_standalone:
         properties |= standalone.client_properties(state.spec, state.ports)
     if state.spec.is_kubernetes:
-        # A pod has a name of its own, which its kubelet gives to it.
-        options, name = site_files.hosts_option(layout), "spark.executor.defaultJavaOptions"
-        properties[name] = properties[name].replace(options, "").strip()
-        properties |= kubernetes.client_properties(layout, state.spec, spark)
+        # A pod has a name of its own, which its kubelet gives to it, and an address of its own.
+        del properties["spark.driver.host"]
+        for name in ("spark.driver.defaultJavaOptions", "spark.executor.defaultJavaOptions"):
+            options = site_files.hosts_option(layout)
+            properties[name] = properties[name].replace(options, "").strip()
+        properties |= kubernetes.client_properties(layout, spark)
     properties |= state.spec.conf.sites.get("spark-defaults", {})
     directory = layout.spark_conf(spark)
     write(directory / "spark-defaults.conf", site_files.properties_text(properties))

@@ -76,7 +76,7 @@ def authority_file(layout: ClusterLayout) -> Path:
     return _home(layout) / "certificates" / "apiserver.crt"
 
 
-def client_properties(layout: ClusterLayout, spec: ClusterSpec, spark: Path) -> Properties:
+def client_properties(layout: ClusterLayout, spark: Path) -> Properties:
     """Return the properties that point a client's Spark and hopsgpu at the cluster.
 
     Args:
@@ -84,7 +84,6 @@ def client_properties(layout: ClusterLayout, spec: ClusterSpec, spark: Path) -> 
     """
     return {
         "spark.master": master_url(layout),
-        "spark.driver.host": spec.address,
         "spark.kubernetes.namespace": NAMESPACE,
         IMAGE: SPARK_IMAGE,
         TEMPLATE: str(_home(layout) / "executor.yaml"),

@@ -41,14 +41,18 @@ executor)
   while IFS= read -r -d '' entry; do
     case "$entry" in SPARK_JAVA_OPT_*) options+=("${entry#*=}") ;; esac
   done < <(env -0)
-  exec "$JAVA_HOME/bin/java" "${options[@]}" \
+  # As with tini in Spark's images, the JVM is not the first process, which signals do not end.
+  "$JAVA_HOME/bin/java" "${options[@]}" \
     -Xms"$SPARK_EXECUTOR_MEMORY" -Xmx"$SPARK_EXECUTOR_MEMORY" \
     -cp "$SPARK_CLASSPATH:$SPARK_HOME/jars/*" \
     org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend \
     --driver-url "$SPARK_DRIVER_URL" --executor-id "$SPARK_EXECUTOR_ID" \
     --cores "$SPARK_EXECUTOR_CORES" --app-id "$SPARK_APPLICATION_ID" \
     --hostname "$SPARK_EXECUTOR_POD_IP" --resourceProfileId "$SPARK_RESOURCE_PROFILE_ID" \
-    --podName "$SPARK_EXECUTOR_POD_NAME" ;;
+    --podName "$SPARK_EXECUTOR_POD_NAME" &
+  trap 'kill -TERM $!' TERM
+  # A signal ends the first wait and not the second one.
+  wait $! || wait $! ;;
 driver)
   shift
   exec "$SPARK_HOME/bin/spark-submit" --deploy-mode client \

@@ -18,6 +18,7 @@ from hopsgpu.errors import ClusterError
 
 # Each node has this many addresses for pods, and the nodes begin with this one.
 _PODS_PER_NODE, _FIRST_POD = 48, 16
+_BRIDGE_ADDRESS = "02:68:6f:70:73:01"
 _SECONDS = 30.0
 _NAMESPACES = Path("/run/netns")
 
@@ -98,7 +99,9 @@ def create_network(network: ClusterNetwork, log: Path) -> None:
         [*inside, "addr", "add", f"{network.peer}/30", "dev", theirs],
         [*inside, "link", "set", theirs, "up"],
         [*inside, "route", "add", "default", "via", network.host],
-        [*inside, "link", "add", "pods", "type", "bridge"],
+        # Without an address of its own, a bridge takes that of a pod, and another one as pods end:
+        # others would send to the old one for a while.
+        [*inside, "link", "add", "pods", "address", _BRIDGE_ADDRESS, "type", "bridge"],
         *(
             [*inside, "addr", "add", f"{address}/24", "dev", "pods"]
             for address in (
@@ -114,8 +117,10 @@ def create_network(network: ClusterNetwork, log: Path) -> None:
         for command in commands:
             run_logged(command, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}, log)
     except OSError as error:
+        remove_network(network)
         raise ClusterError(f"{command[0]} cannot be run: {error}\n{last_lines(log)}") from error
-    except ClusterError:
+    except BaseException:
+        # Also after Ctrl-C: the next call would take half of a network for all of it.
         remove_network(network)
         raise
 

@@ -74,8 +74,8 @@ def machine_facts(environ: Mapping[str, str], settings: Mapping[str, str]) -> Dr
 
 def _executors_python(environ: Mapping[str, str], settings: Mapping[str, str]) -> str:
     if isinstance(kind_of(settings.get(MASTER)), Kubernetes):
-        named = settings.get(PYTHON) or environ.get("PYSPARK_PYTHON") or PYTHON_OF_IMAGE
-        return f"{named} in {settings.get(IMAGE) or image_of(settings.get) or 'the image'}"
+        path = settings.get(PYTHON) or environ.get("PYSPARK_PYTHON") or PYTHON_OF_IMAGE
+        return f"{path} in {settings.get(IMAGE) or image_of(settings.get) or 'the image'}"
     version = ".".join(platform.python_version_tuple()[:2])
     if image := requested_image(settings.get, environ):
         return f"{settings.get(PYTHON) or f'python{version}'} in {image}"

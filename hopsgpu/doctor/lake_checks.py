@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from hopsgpu.doctor.machine_checks import HadoopClient
 from hopsgpu.doctor.report import Check, ok, unknown, wrong
 
-
 HADOOP_CONF = "hadoop conf"
 
 

@@ -36,6 +36,8 @@ class NodeRemedies:
         gang: for a gang that ended with Spark's message.
         python: for another Python than the driver's; `{version}` stands for the driver's minor one.
         late: for executors that did not start in time.
+        refusal: words of an error by which the cluster manager itself does not start executors,
+            for `gang` in place of `late`; "" for none.
     """
 
     discovery: str
@@ -46,6 +48,7 @@ class NodeRemedies:
         "PYSPARK_PYTHON (or spark.pyspark.python) = a Python {version} that every node has"
     )
     late: str = "run hopsgpu doctor --seconds 180"
+    refusal: str = ""
 
 
 def check_nodes(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopsgpu.cluster_managers.cluster_gpus import ClusterGpus
+from hopsgpu.core.container_ids import describe_log
 from hopsgpu.doctor.node_checks import NodeRemedies
 from hopsgpu.storage.bounded_calls import BoundedCall
 
@@ -64,3 +65,25 @@ class ProbeCluster(ABC):
         Raises:
             HopsGpuError: the reason cannot be read (yet).
         """
+
+
+@dataclass(frozen=True)
+class DriverProbe(ProbeCluster):
+    """A cluster whose applications end with their driver, which is this process.
+
+    Attributes:
+        master: the value of `spark.master`.
+    """
+
+    master: str
+
+    @property
+    @abstractmethod
+    def start_remedy(self) -> str:
+        """Return the remedy for a session that does not start in time."""
+
+    def give_up(self, name: str, waited: str, starting: BoundedCall[Any]) -> tuple[str, str]:
+        return f"{waited}, and it ends with this command", self.start_remedy
+
+    def end_reason(self, container: str, host: str) -> str:
+        return f"{container} ended there. {describe_log(container, host)}"

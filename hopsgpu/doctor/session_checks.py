@@ -111,7 +111,8 @@ def check_gang(result: ProbeResult, remedies: NodeRemedies) -> Check:
         return unknown(_GANG, "no node has a free GPU")
     if result.failed:
         return unknown(_GANG, f"executors failed on {join_names(sorted(result.failed))}")
-    if isinstance(error, GangTimeout | Cancelled):
+    is_refused = bool(remedies.refusal) and remedies.refusal in str(error)
+    if isinstance(error, GangTimeout | Cancelled) and not is_refused:
         return unknown(_GANG, f"not all executors started: {error}", remedies.late)
     if UnreachableError.__name__ in str(error):
         return wrong(

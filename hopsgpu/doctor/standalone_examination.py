@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from hopsgpu.cluster_managers.manager_table import MASTER
 from hopsgpu.cluster_managers.standalone.kind import Standalone
 from hopsgpu.cluster_managers.standalone.manager import StandaloneManager, configured_manager
-from hopsgpu.doctor import facts as gather
-from hopsgpu.doctor import lake_checks, standalone_checks
+from hopsgpu.doctor import standalone_checks
 from hopsgpu.doctor.cluster_examination import (
     NEEDS_KERBEROS,
     ClusterExamination,
@@ -22,7 +21,6 @@ from hopsgpu.doctor.standalone_checks import MasterFacts
 from hopsgpu.doctor.standalone_facts import master_facts
 from hopsgpu.doctor.standalone_probe import StandaloneProbe
 from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.storage.kerberos import is_kerberized
 
 _SILENT = "the master does not answer"
 
@@ -36,19 +34,12 @@ class StandaloneExamination(ClusterExamination):
         return "lake"
 
     def checks(self) -> Generator[Check, None, ExaminedCluster]:
-        client, hadoop = gather.hdfs_client(os.environ)
-        needs_tokens = is_kerberized(hadoop)
-        root = "" if needs_tokens else gather.lake_root(self.settings, os.environ, hadoop)
-        yield lake_checks.check_hadoop_conf(
-            client,
-            root,
-            is_kerberized=needs_tokens,
-            manager=Standalone.title,
-            shared=standalone_checks.SHARED_LAKE,
+        hadoop, root = yield from self.optional_hadoop_conf(
+            Standalone.title, standalone_checks.SHARED_LAKE
         )
         manager, master = yield from self._master()
         gpu_nodes = 0 if master is None else len(master.gpus.nodes)
-        if needs_tokens:
+        if root is None:
             return ExaminedCluster(hadoop, gpu_nodes, refusal=NEEDS_KERBEROS)
         probe, no_probe = None, _SILENT
         if master is not None:

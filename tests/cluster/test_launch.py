@@ -186,11 +186,7 @@ def test_executors_import_pyspark_from_bytecode(spark: SparkSession) -> None:
 
 
 def executor_jvms(cluster_dir: Path) -> set[int]:
-    return {
-        pid
-        for pid in processes_of(cluster_dir, b"ExecutorBackend")
-        if comm(pid) == "java"
-    }
+    return {pid for pid in processes_of(cluster_dir, b"ExecutorBackend") if comm(pid) == "java"}
 
 
 def began(pid: int) -> int:

@@ -30,8 +30,8 @@ from tests.bounds import HANG_SECONDS
 from tests.cluster.test_launch import quiet
 from tests.conftest import executors_of, gone, gpus_become, until
 from tests.contention import start_script
-from tests.in_ranks import executor_jvm, own_gpu, where, who_and_where
-from tests.processes import python_workers
+from tests.in_ranks import container_and_jvm, container_and_server, own_gpu, where, who_and_where
+from tests.processes import outer_pid, python_workers
 
 pytestmark = pytest.mark.usefixtures("nothing_warmed")
 
@@ -270,8 +270,8 @@ def test_a_held_gang_serves_launches_asks_again_for_what_it_lost_and_an_error_gi
         assert values == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
         assert gpus_become(manager, 3)
 
-        jvm = gang.launch(executor_jvm, progress="off").values[1]
-        server = gang.launch(os.getppid, progress="off").values[1]
+        jvm = outer_pid(*gang.launch(container_and_jvm, progress="off").values[1])
+        server = outer_pid(*gang.launch(container_and_server, progress="off").values[1])
         os.kill(jvm, signal.SIGKILL)
         # With its container all goes that was forked there.
         assert until(lambda: gone(server))
@@ -280,7 +280,9 @@ def test_a_held_gang_serves_launches_asks_again_for_what_it_lost_and_an_error_gi
         assert len(set(first.values) & set(after)) == 2
         assert len(set(after)) == 3
         assert gpus_become(manager, 3)
-        processes = gang.launch(executor_jvm, progress="off").values
+        processes = [
+            outer_pid(*value) for value in gang.launch(container_and_jvm, progress="off").values
+        ]
         application_of(spark).jvm.shut_down(executors_of(spark))
         assert all(until(lambda jvm=jvm: gone(jvm)) for jvm in processes)
         raise ValueError("mine")

@@ -58,6 +58,7 @@ def gang(spark: SparkSession, manager: ClusterManager) -> Iterator[hopsgpu.Gang]
 # Fresh processes, quickly.
 
 
+@pytest.mark.one_machine
 def test_launches_on_a_held_gang_are_quick_and_leave_nothing_to_the_next(
     gang: hopsgpu.Gang,
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_gloo_all_reduce_on_a_held_gang(gang: hopsgpu.Gang) -> None:
         assert gang.launch(all_reduce, progress="off").values == (3.0, 3.0)
 
 
+@pytest.mark.one_machine
 def test_the_interface_that_is_set_is_the_one_of_gloo_and_of_the_rendezvous(
     gang: hopsgpu.Gang, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +252,7 @@ def test_what_a_rank_has_of_its_own_and_of_the_driver(
         assert found == ((True, 2, True), Layer.CONV, _Kind.DENSE)
 
 
+@pytest.mark.one_machine
 def test_variables_that_the_function_sets_count(gang: hopsgpu.Gang) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -176,7 +176,7 @@ def test_what_a_standalone_master_lacks_is_refused(
         (("--deploy-mode", "cluster"), "a standalone master runs no Python drivers"),
         (("--detach",), "a standalone master runs no Python drivers"),
         (("--queue", "root.a"), "a standalone master has no queues"),
-        (("--image", "a/b:1"), "only YARN starts containers in images"),
+        (("--image", "a/b:1"), "only YARN and Kubernetes start executors in images"),
     ):
         ran = hopsgpu(env, "submit", *words, script)
         assert ran.returncode == 1 and refusal in ran.stderr, (words, ran.stderr)

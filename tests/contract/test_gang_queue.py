@@ -1,4 +1,4 @@
-"""The queue of gangs on every lake: one turn at a time, in order, and turns expire."""
+"""The queue of gangs on every lake and in Leases: one turn at a time, in order; turns expire."""
 
 from __future__ import annotations
 
@@ -7,32 +7,66 @@ import getpass
 import os
 import threading
 import time
+import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hdfs import InsecureClient
 
 from hopsgpu.backends.gang_queue import (
+    DEFAULT_PARTITION,
     GangQueueReader,
     QueueMember,
     StandingOffer,
     make_queue_dir,
     queued,
 )
+from hopsgpu.cluster_managers.kubernetes.lease_directory import (
+    LeaseQueueDirectory,
+    LeaseQueueRoot,
+    lease_name,
+)
+from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
+from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.core import queue_policy
 from hopsgpu.core.queue_policy import Bound, Candidate, decide_turn
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
 from tests.bounds import HANG_SECONDS
 from tests.conftest import until
+from tests.contract.conftest import directory_of
 
 NODES = (2, 2)
+LAKES = ["file", "hdfs", "webhdfs"]
+LEASES = "leases"
+
+Directory = LakePath | LeaseQueueDirectory
 
 
-def place(directory: LakePath, number: int, executors: int = 1) -> QueueMember:
+def another_client(directory: Directory) -> Directory:
+    """The same directory as another process has it."""
+    if isinstance(directory, LakePath):
+        return LakePath(directory.url)
+    return leases(directory._client, directory._path, directory._partition) / directory._partition
+
+
+def leases(client: Any, path: str, partition: str) -> LeaseQueueRoot:
+    return LeaseQueueRoot(client, path, (partition,), getpass.getuser)
+
+
+def root_and_partition(directory: Directory) -> tuple[LakePath | LeaseQueueRoot, str]:
+    if isinstance(directory, LakePath):
+        return directory.parent, directory.url.rpartition("/")[2]
+    partition = directory._partition
+    return leases(directory._client, directory._path, partition), partition
+
+
+def place(directory: Directory, number: int, executors: int = 1) -> QueueMember:
     return QueueMember(
-        LakePath(directory.url),
+        another_client(directory),
         application=f"application_1_{number:04d}",
         executors=executors,
         gpus=1,
@@ -65,19 +99,45 @@ def wait_turn(one: QueueMember) -> None:
         time.sleep(0.005)  # the lake tells nobody that a turn is free
 
 
+@pytest.fixture(
+    params=[*LAKES, pytest.param(LEASES, marks=pytest.mark.kubernetes)],
+    name="lake",
+)
+def lake_or_none(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LakePath | None]:
+    """The lake with the queue; None for a queue in Leases."""
+    if request.param == LEASES:
+        yield None
+        return
+    yield from directory_of(request, tmp_path)
+
+
+only_on_lakes = pytest.mark.parametrize("lake", LAKES, indirect=True)
+
+
 @pytest.fixture
-def directory(lake: LakePath) -> LakePath:
-    lake.make()
-    return make_queue_dir(lake, "hopsgpu", "locks", "cluster", "default")
+def directory(lake: LakePath | None, request: pytest.FixtureRequest) -> Iterator[Directory]:
+    if lake is not None:
+        lake.make()
+        yield make_queue_dir(lake, "hopsgpu", "locks", "cluster", DEFAULT_PARTITION)
+        return
+    manager: ClusterManager = request.getfixturevalue("manager")
+    assert isinstance(manager, KubernetesManager)
+    # Another queue for each test.
+    partition = f"contract-{uuid.uuid4().hex[:12]}"
+    directory = manager.queue_root((partition,)) / partition
+    yield directory
+    for name in directory.names():
+        (directory / name).remove()
 
 
+@only_on_lakes
 def test_the_directory_is_sticky_and_for_all(directory: LakePath) -> None:
     assert directory.stat().mode == 0o1777
     again = directory.url.partition("/hopsgpu/")[0]
     assert make_queue_dir(LakePath(again), "hopsgpu", "locks", "cluster", "default") == directory
 
 
-def test_one_at_a_time_and_in_order(directory: LakePath) -> None:
+def test_one_at_a_time_and_in_order(directory: Directory) -> None:
     first, second = place(directory, 1), place(directory, 2)
     with queued(first), queued(second):
         first, second = filed(first, second)
@@ -91,7 +151,7 @@ def test_one_at_a_time_and_in_order(directory: LakePath) -> None:
     assert directory.names() == (queue_policy.turn_name(4),)
 
 
-def test_many_at_once_never_have_the_turn_together(directory: LakePath) -> None:
+def test_many_at_once_never_have_the_turn_together(directory: Directory) -> None:
     asking = threading.Semaphore(1)
     order = []
 
@@ -114,7 +174,7 @@ def test_many_at_once_never_have_the_turn_together(directory: LakePath) -> None:
     assert directory.names() == (queue_policy.turn_name(36),)
 
 
-def test_who_gave_back_a_part_stands_again_where_it_stood(directory: LakePath) -> None:
+def test_who_gave_back_a_part_stands_again_where_it_stood(directory: Directory) -> None:
     first, second = place(directory, 1), place(directory, 2)
     with queued(first), queued(second):
         first, second = filed(first, second)
@@ -126,7 +186,9 @@ def test_who_gave_back_a_part_stands_again_where_it_stood(directory: LakePath) -
         assert try_turn(first)
 
 
-def test_whoever_crashed_stops_nobody(directory: LakePath, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_crashed_stops_nobody(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(queue_policy, "TICKET_TTL_SECONDS", 5.0)
     monkeypatch.setattr(queue_policy, "RENEW_SECONDS", 1.0)
     holder, waiting, later = (place(directory, number) for number in range(3))
@@ -151,7 +213,7 @@ def test_whoever_crashed_stops_nobody(directory: LakePath, monkeypatch: pytest.M
     assert [name for name in directory.names() if name.startswith("ticket")] == []
 
 
-def test_a_late_claim_of_a_number_that_was_passed_is_no_turn(directory: LakePath) -> None:
+def test_a_late_claim_of_a_number_that_was_passed_is_no_turn(directory: Directory) -> None:
     late, quick = place(directory, 1), place(directory, 2)
     with queued(late), queued(quick):
         file(late)
@@ -167,7 +229,7 @@ def test_a_late_claim_of_a_number_that_was_passed_is_no_turn(directory: LakePath
         assert try_turn(late)
 
 
-def test_a_gang_that_asks_files_its_ticket_waits_and_takes_the_turn(directory: LakePath) -> None:
+def test_a_gang_that_asks_files_its_ticket_waits_and_takes_the_turn(directory: Directory) -> None:
     first, second = place(directory, 1), place(directory, 2)
     queue = queue_policy.queue_tag("root.default")
 
@@ -191,7 +253,7 @@ def test_a_gang_that_asks_files_its_ticket_waits_and_takes_the_turn(directory: L
     assert [name for name in directory.names() if name.startswith("ticket")] == []
 
 
-def test_a_ticket_that_was_removed_is_there_again_after_a_look(directory: LakePath) -> None:
+def test_a_ticket_that_was_removed_is_there_again_after_a_look(directory: Directory) -> None:
     one = place(directory, 1)
     with queued(one):
         file(one)
@@ -200,7 +262,7 @@ def test_a_ticket_that_was_removed_is_there_again_after_a_look(directory: LakePa
         assert [ticket for ticket, _ in one.poll().tickets] == [one.ticket]
 
 
-def test_a_ticket_says_what_bounds_it(directory: LakePath) -> None:
+def test_a_ticket_says_what_bounds_it(directory: Directory) -> None:
     one = place(directory, 1, executors=3)
     with queued(one):
         file(one, bound=Bound.CLUSTER)
@@ -210,19 +272,19 @@ def test_a_ticket_says_what_bounds_it(directory: LakePath) -> None:
         assert seen == one.ticket
 
 
-class Refusing(LakePath):
-    """A lake that refuses the call whose number is set."""
+class Refusals:
+    """Mixed into a directory: it refuses the call whose number is set."""
 
     def refuse(self, number: int) -> None:
         self.__dict__["left"] = [number]
 
     def entries(self) -> Any:
         self._count()
-        return super().entries()
+        return super().entries()  # type: ignore[misc]
 
-    def __truediv__(self, name: str) -> LakePath:
+    def __truediv__(self, name: str) -> Any:
         self._count()
-        return super().__truediv__(name)
+        return super().__truediv__(name)  # type: ignore[misc]
 
     def _count(self) -> None:
         left = self.__dict__.setdefault("left", [0])
@@ -231,15 +293,29 @@ class Refusing(LakePath):
             raise StoreError("the lake refused")
 
 
+class Refusing(Refusals, LakePath):
+    pass
+
+
+class RefusingLeases(Refusals, LeaseQueueDirectory):
+    pass
+
+
+def refusing(directory: Directory) -> Refusing | RefusingLeases:
+    if isinstance(directory, LakePath):
+        return Refusing(directory.url)
+    client, path, partition = directory._client, directory._path, directory._partition
+    return RefusingLeases(client, path, partition, getpass.getuser)
+
+
 @pytest.mark.parametrize("number", range(1, 25))
 def test_a_lake_that_refuses_in_between_stops_nobody(
-    directory: LakePath, monkeypatch: pytest.MonkeyPatch, number: int
+    directory: Directory, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Whatever call fails: the turn is had or given back, and the others get theirs."""
     monkeypatch.setattr(queue_policy, "RENEW_SECONDS", 0.0)
     unlucky, other = place(directory, 1), place(directory, 2)
-    lake = Refusing(directory.url)
-    unlucky._directory = lake
+    unlucky._directory = lake = refusing(directory)
     with queued(unlucky), queued(other):
         file(other)
         lake.refuse(number)
@@ -261,7 +337,7 @@ def test_a_lake_that_refuses_in_between_stops_nobody(
     assert int(max(name for name in entries if name.startswith("turn"))[-12:]) % 2 == 0
 
 
-def test_an_offer_stands_with_its_number_and_is_withdrawn(directory: LakePath) -> None:
+def test_an_offer_stands_with_its_number_and_is_withdrawn(directory: Directory) -> None:
     standing = StandingOffer(directory, application="application_1_0001", gpus=2, run="fit")
     queues = (queue_policy.queue_tag("root.default"), queue_policy.queue_tag("root"))
     assert standing.renew(3, 0, queues, free=0, held={}) == 0
@@ -282,9 +358,9 @@ def test_an_offer_stands_with_its_number_and_is_withdrawn(directory: LakePath) -
     assert directory.names() == ()
 
 
-def test_a_reader_sees_who_waits_and_for_how_long(directory: LakePath) -> None:
+def test_a_reader_sees_who_waits_and_for_how_long(directory: Directory) -> None:
     now = [0.0]
-    cluster, partition = directory.parent, directory.url.rpartition("/")[2]
+    cluster, partition = root_and_partition(directory)
     reader = GangQueueReader(cluster, lambda: now[0])
     one = place(directory, 1, executors=3)
     file(one)
@@ -302,10 +378,12 @@ def test_a_reader_sees_who_waits_and_for_how_long(directory: LakePath) -> None:
     one.leave()
 
 
+@only_on_lakes
 def test_a_reader_needs_no_directory(directory: LakePath) -> None:
     assert GangQueueReader(directory / "none").read() == ({}, [])
 
 
+@only_on_lakes
 def test_directories_that_others_made_stop_no_reader(directory: LakePath) -> None:
     cluster, partition = directory.parent, directory.url.rpartition("/")[2]
     one = place(directory, 1)
@@ -318,15 +396,18 @@ def test_directories_that_others_made_stop_no_reader(directory: LakePath) -> Non
 
 @pytest.mark.parametrize("ahead", [120.0, 7200.0])
 def test_a_file_of_the_future_does_not_make_others_look_dead(
-    directory: LakePath, request: pytest.FixtureRequest, ahead: float
+    directory: Directory, request: pytest.FixtureRequest, ahead: float
 ) -> None:
     now = [0.0]
-    cluster, partition = directory.parent, directory.url.rpartition("/")[2]
+    cluster, partition = root_and_partition(directory)
     one = place(directory, 1)
     file(one)
     odd = directory / dataclasses.replace(one.ticket, id="0" * 8).name
     odd.write(b"")
-    date(odd, time.time() + ahead, request)
+    if isinstance(directory, LakePath):
+        date(odd, time.time() + ahead, request)
+    else:
+        date_lease(directory, odd.name, time.time() + ahead)
     reader = GangQueueReader(cluster, lambda: now[0])
     snapshot, there = reader.read()[0][partition]
     assert one.ticket in [ticket for ticket, _ in snapshot.tickets]
@@ -357,3 +438,17 @@ def date(file: LakePath, when: float, request: pytest.FixtureRequest) -> None:
     url = request.getfixturevalue("webhdfs_url").replace("webhdfs://", "http://")
     client = InsecureClient(url, getpass.getuser())
     client.set_times(file.path, modification_time=int(when * 1000))
+
+
+def date_lease(directory: LeaseQueueDirectory, name: str, when: float) -> None:
+    """Sets the time of a Lease, by a writer that the API server does not know."""
+    path = f"{directory._path}/{lease_name(directory._partition, name)}"
+    lease = directory._client.get(path)
+    (entry,) = lease["metadata"]["managedFields"]
+    forged = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(when))
+    owned = {"f:metadata": {"f:labels": {".": {}, "f:hopsgpu/queue": {}}}}
+    entry = {**entry, "manager": "forger", "time": forged, "fieldsV1": owned}
+    metadata = {**lease["metadata"], "managedFields": [entry]}
+    directory._client.replace(path, {**lease, "metadata": metadata})
+    (status,) = [entry for entry in directory.entries() if entry.name == name]
+    assert status.modified == int(when) * 1000

@@ -137,5 +137,5 @@ def test_the_first_containers_tell_what_is_wrong(
 def test_a_launch_on_the_machine_itself_refuses_an_image(
     cluster_env: dict[str, str],
 ) -> None:
-    with pytest.raises(ConfigError, match="only YARN starts containers in images"):
+    with pytest.raises(ConfigError, match="only YARN and Kubernetes start executors in images"):
         hopsgpu.session("local", master="local[1]", image=TRAIN)

@@ -16,6 +16,7 @@ from hopsgpu.backends.gang_application import GangApplication
 from hopsgpu.backends.gang_queue import DEFAULT_PARTITION, make_queue_dir
 from hopsgpu.backends.gang_queue_root import gang_queue_root
 from hopsgpu.backends.gang_request import Request
+from hopsgpu.backends.queue_directory import GangQueueDirectory
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.log4j import CapturedLog
 from hopsgpu.backends.spark.resource_profiles import ProfilePool
@@ -23,7 +24,6 @@ from hopsgpu.cluster_managers.kind import ManagerKind
 from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.cluster_managers.snapshot import Snapshot
-from hopsgpu.storage.lake import LakePath
 
 
 class SnapshotCache:
@@ -143,7 +143,7 @@ class Application(GangApplication):
         return self.manager.why_lost(self.id, reason, host)
 
     @functools.cached_property
-    def gang_queue_dir(self) -> LakePath:
+    def gang_queue_dir(self) -> GangQueueDirectory:
         """Return the directory of the queue of gangs, of all users of this partition; create it.
 
         Raises:

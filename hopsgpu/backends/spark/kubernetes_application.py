@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,16 @@ import yaml
 from pyspark import SparkContext
 from pyspark.resource import ResourceProfile
 
+from hopsgpu.backends.gang_queue import DEFAULT_PARTITION
+from hopsgpu.backends.gang_queue_root import find_hosted_queues
 from hopsgpu.backends.gang_request import Request
+from hopsgpu.backends.queue_directory import GangQueueDirectory
 from hopsgpu.backends.spark.cluster_application import ClusterApplication
 from hopsgpu.backends.spark.container_image import refuse_other_image
 from hopsgpu.backends.spark.hadoop_conf_archive import ship_hadoop_conf
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.jvm_threads import start_daemon
+from hopsgpu.backends.spark.kubernetes_image_check import check_image
 from hopsgpu.backends.spark.package_archive import ship_package
 from hopsgpu.backends.spark.resource_profiles import ProfilePool, build_kubernetes_profile
 from hopsgpu.backends.spark.settings import check_python, check_session
@@ -38,7 +42,6 @@ from hopsgpu.cluster_managers.kubernetes.pod_template import (
     gang_template,
 )
 from hopsgpu.cluster_managers.manager_table import required_kind
-from hopsgpu.core.container_ids import POD
 from hopsgpu.errors import ConfigError, HopsGpuError
 
 log = logging.getLogger(__name__)
@@ -46,10 +49,13 @@ log = logging.getLogger(__name__)
 _EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
 
 
+@dataclass
 class KubernetesApplication(ClusterApplication):
     """An application whose gangs run as pods."""
 
     manager: KubernetesManager
+    _image_lock: threading.Lock = field(default_factory=threading.Lock)
+    _is_image_checked: bool = False
 
     @property
     def can_prefer_hosts(self) -> bool:
@@ -70,6 +76,24 @@ class KubernetesApplication(ClusterApplication):
     def check_image(self, requested: str) -> None:
         refuse_other_image(requested, self.image)
 
+    def missing_modules(self, modules: Collection[str]) -> tuple[str, ...]:
+        """Return the modules that the image lacks; check the image first, once.
+
+        Raises:
+            ConfigError: no rank can run in the image.
+        """
+        with self._image_lock:
+            if not self._is_image_checked:
+                check_image(self)
+                self._is_image_checked = True
+        return super().missing_modules(modules)
+
+    @functools.cached_property
+    def gang_queue_dir(self) -> GangQueueDirectory:
+        """Return the queue of gangs of the namespace in Leases, unless the lake can have it."""
+        queues = find_hosted_queues(self.manager, self.option("locks"), self.default_fs)
+        return super().gang_queue_dir if queues is None else queues / DEFAULT_PARTITION
+
     @functools.cached_property
     def template(self) -> dict[str, Any]:
         """Return the pod template of all executors."""
@@ -89,6 +113,7 @@ class KubernetesApplication(ClusterApplication):
             plan.hosts,
             frozenset(excluded_hosts),
             plan.spec.placement,
+            self.id,
             profile.id,
             self.manager.gpu_resource if plan.shape.gpus else "",
         )
@@ -151,7 +176,7 @@ def kubernetes_application(context: SparkContext, jvm: Jvm) -> KubernetesApplica
 def _keep_lease(application: KubernetesApplication) -> None:
     """Renew the Lease of an application until its context ends, in a thread of its own."""
     context, manager = application.context, application.manager
-    pod = os.environ.get(POD)
+    pod = application.setting("spark.kubernetes.driver.pod.name")
     owner = manager.pod_reference(pod) if pod else None
     first = ApplicationLease(
         application.id, str(context.appName), manager.caller(), time.time(), time.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from hopsgpu.backends.spark.session_builder import (
     new_builder,
 )
 from hopsgpu.backends.spark.settings import check_session, session_defaults
-from hopsgpu.cluster_managers.kubernetes.credentials import NAMESPACE, api_address
+from hopsgpu.cluster_managers.kubernetes.credentials import NAMESPACE, api_address, is_in_pod
 from hopsgpu.cluster_managers.kubernetes.kind import IMAGE as SPARK_IMAGE
 from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
 from hopsgpu.cluster_managers.manager_table import required_kind
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _PYTHON = "spark.pyspark.python"
 _DRIVER_HOST = "spark.driver.host"
+_DRIVER_POD = "spark.kubernetes.driver.pod.name"
 # The image's Python, on its PATH; this machine's has another path there.
 _PYTHON_OF_IMAGE = "python3"
 
@@ -83,6 +85,9 @@ def start_on_kubernetes(name: str, master: str, requested: Mapping[str, str]) ->
     manager.check_submission()
     # Spark does not read the namespace of a context or of a pod.
     settings[NAMESPACE] = manager.namespace
+    if is_in_pod() and _DRIVER_POD not in {**environment, **settings}:
+        # Kubernetes then removes executors with the driver's pod. A pod's host name is its name.
+        settings[_DRIVER_POD] = platform.node()
     if _DRIVER_HOST not in {**environment, **settings}:
         settings[_DRIVER_HOST] = _own_address(api_address(master))
     choose_python(settings.get(_PYTHON) or os.environ.get("PYSPARK_PYTHON") or _PYTHON_OF_IMAGE)

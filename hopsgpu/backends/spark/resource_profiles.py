@@ -75,19 +75,19 @@ def build_kubernetes_profile(gpu_resource: str, shape: ExecutorShape) -> Resourc
 class ProfilePool:
     """The profiles of one application.
 
-    Args:
+    Attributes:
         build: creates the profile of executors of a shape.
     """
 
     def __init__(self, build: Callable[[ExecutorShape], ResourceProfile] = build_profile) -> None:
-        self._build = build
+        self.build = build
         self._lock = threading.Lock()
         self._idle: dict[ExecutorShape, list[ResourceProfile]] = defaultdict(list)
 
     def check_out(self, shape: ExecutorShape) -> ResourceProfile:
         with self._lock:
             idle = self._idle[shape]
-            return idle.pop() if idle else self._build(shape)
+            return idle.pop() if idle else self.build(shape)
 
     def check_in(self, shape: ExecutorShape, profile: ResourceProfile) -> None:
         """Put a profile back into the pool, once the cluster manager has no executor of it."""

@@ -16,6 +16,7 @@ import urllib3
 
 from hopsgpu.cluster_managers.http_client import MAX_ANSWER_BYTES, NoAccess, NoAnswer, NotUnderstood
 from hopsgpu.cluster_managers.kubernetes.credentials import ApiAccess
+from hopsgpu.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -131,8 +132,10 @@ class ApiClient:
         headers = {"Accept": "application/json"}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        for setting in self._access.configuration.auth_settings().values():
-            headers[str(setting["key"])] = str(setting["value"])
+        try:
+            headers |= self._access.headers()
+        except ConfigError as error:
+            raise NoAccess(str(error)) from error
         began = time.monotonic()
         try:
             response = self._pool.request(
@@ -144,6 +147,10 @@ class ApiClient:
             )
             try:
                 content = self._read(response)
+            except BaseException:
+                # The rest of the answer would stand before the next one.
+                response.close()
+                raise
             finally:
                 response.release_conn()
         except urllib3.exceptions.HTTPError as error:
@@ -163,14 +170,15 @@ class ApiClient:
 
     def _read(self, response: urllib3.BaseHTTPResponse) -> bytes:
         deadline = time.monotonic() + self._seconds[1] * _TOTAL_PER_READ
+        answer = f"the answer of the API server at {self.address}"
         chunks, size = [], 0
-        for chunk in response.stream(_CHUNK_BYTES):
+        for chunk in _chunks(response):
             chunks.append(chunk)
             size += len(chunk)
             if size > MAX_ANSWER_BYTES:
-                raise NoAnswer(f"its answer has more than the {MAX_ANSWER_BYTES} accepted bytes")
+                raise NoAnswer(f"{answer} has more than the {MAX_ANSWER_BYTES} accepted bytes")
             if time.monotonic() > deadline:
-                raise NoAnswer("its answer did not end in time")
+                raise NoAnswer(f"{answer} did not end in time")
         return b"".join(chunks)
 
     def _error(self, status: int, answer: object) -> ApiError:
@@ -183,11 +191,26 @@ class ApiClient:
         return ApiError(f"Kubernetes says: {message}", status, reason)
 
 
+def _chunks(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    """Yield the content as it arrives, so that the caller can give up a slow answer."""
+    # `stream` waits until a chunk is full; urllib3 before 2.1 has nothing else.
+    read_available = getattr(response, "read1", None)
+    if read_available is None:
+        yield from response.stream(1024)
+        return
+    while chunk := read_available(_CHUNK_BYTES, decode_content=True):
+        yield chunk
+
+
 def _reason(error: BaseException) -> str:
     """Return the innermost cause, since urllib3 wraps it with memory addresses."""
     cause: BaseException = getattr(error, "reason", None) or error
-    if isinstance(cause, urllib3.exceptions.TimeoutError):
+    # A connection that is refused is a timeout to urllib3.
+    is_refused = isinstance(cause, urllib3.exceptions.NewConnectionError)
+    if isinstance(cause, urllib3.exceptions.TimeoutError) and not is_refused:
         return "timed out"
     while (deeper := cause.__cause__ or cause.__context__) is not None:
         cause = deeper
+        if isinstance(cause, OSError) and cause.strerror:
+            break
     return cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)

@@ -20,6 +20,7 @@ IMAGE = "spark.kubernetes.container.image"
 PYTHON_OF_IMAGE = "python3"
 _EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
 _ALLOCATOR = "spark.kubernetes.allocation.pods.allocator"
+_MODE = "spark.submit.deployMode"
 _BATCH_DELAY = "spark.kubernetes.allocation.batch.delay"
 # Spark creates pods in steps of the batch delay, after which the API server lists them.
 _SETTLE_SECONDS = 1.0
@@ -68,6 +69,11 @@ class Kubernetes(ManagerKind):
                 f"{IMAGE} is not set: name an image with Spark, Python and the packages of the"
                 " ranks, or pass image= to hopsgpu.session(); docs/kubernetes.md shows how to build"
                 " one"
+            )
+        if setting(_MODE) == "cluster":
+            findings.append(
+                f"{_MODE}=cluster: hopsgpu creates no pods for drivers; run the script in a pod, as"
+                " kubernetes-objects/cron-job.yaml does, or in client mode"
             )
         allocator = setting(_ALLOCATOR)
         if allocator not in (None, "direct"):

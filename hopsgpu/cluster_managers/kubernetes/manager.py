@@ -22,6 +22,7 @@ from hopsgpu.cluster_managers.kubernetes.application_leases import (
     leases_of,
 )
 from hopsgpu.cluster_managers.kubernetes.credentials import ApiAccess
+from hopsgpu.cluster_managers.kubernetes.lease_directory import LeaseQueueRoot
 from hopsgpu.cluster_managers.kubernetes.limits import (
     largest_executor,
     namespace_limit,
@@ -30,7 +31,7 @@ from hopsgpu.cluster_managers.kubernetes.limits import (
 from hopsgpu.cluster_managers.kubernetes.lost_pods import PodEvent, why_lost
 from hopsgpu.cluster_managers.kubernetes.nodes import NodeRules, devices_of, node_of
 from hopsgpu.cluster_managers.kubernetes.permissions import Permission
-from hopsgpu.cluster_managers.kubernetes.pod_problems import find_problem
+from hopsgpu.cluster_managers.kubernetes.pod_problems import find_problem, problem_of_events
 from hopsgpu.cluster_managers.kubernetes.pods import (
     APPLICATION,
     APPLICATION_NAME,
@@ -61,6 +62,8 @@ _SERVICE_ACCOUNT = "system:serviceaccount:"
 _LIVE = "status.phase!=Succeeded,status.phase!=Failed"
 # Events that are older say nothing of an executor that was lost now.
 _EVENT_SECONDS = 120.0
+# Events that are older say nothing of an executor that does not start now.
+_START_SECONDS = 60.0
 # Number of pods whose application and node are remembered: events name only the pod.
 _MAX_SEEN = 4096
 _FORBIDDEN = 403
@@ -191,6 +194,11 @@ class KubernetesManager(ClusterManager):
         user = mapping_of(mapping_of(answer, "status"), "userInfo")
         return text_of(user, "username").removeprefix(_SERVICE_ACCOUNT)
 
+    def queue_root(self, partitions: Collection[str]) -> LeaseQueueRoot:
+        """Return the queues of gangs in Leases of the namespace."""
+        path = _LEASES.format(quote(self.namespace))
+        return LeaseQueueRoot(self._client, path, partitions, self.caller)
+
     def check_submission(self) -> None:
         """Check that the API server answers, and lets the caller create pods in the namespace."""
         if not self.is_allowed(Permission("create", "pods")):
@@ -227,7 +235,17 @@ class KubernetesManager(ClusterManager):
         )
 
     def find_start_problem(self, application_id: str, profile_id: int) -> StartProblem | None:
-        return find_problem(self._executors_of(application_id, profile_id))
+        pods = self._executors_of(application_id, profile_id)
+        problem = find_problem(pods)
+        if problem is not None or (pods and all(pod.phase == "Running" for pod in pods)):
+            return problem
+        # Spark deletes pods that have failed, so only events about them remain.
+        events = [
+            event
+            for event in self._events()
+            if self._seen_pods.get(event.pod, ("", ""))[0] == application_id
+        ]
+        return problem_of_events(events, time.time() - _START_SECONDS)
 
     def delete_executors(self, application_id: str, executors: Collection[str]) -> None:
         """Delete the pods of executors, whose containers have a second to end.

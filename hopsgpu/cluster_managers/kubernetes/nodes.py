@@ -19,6 +19,9 @@ RUNNING = "RUNNING"
 PRODUCT, MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 _DRIVER = ("nvidia.com/cuda.driver-version.full", "nvidia.com/cuda.driver.rev")
 _REPELLING = ("NoSchedule", "NoExecute")
+# The scheduler sees a cordoned node as if it had this taint.
+_CORDON: Mapping[str, str]
+_CORDON = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def _state_of(answer: Mapping[str, Any], rules: NodeRules) -> tuple[str, str]:
     )
     if ready.get("status") != "True":
         return "NOT READY", text_of(ready, "message") or "its kubelet does not report"
-    if spec.get("unschedulable"):
+    if spec.get("unschedulable") and not any(t.is_covering(_CORDON) for t in rules.tolerations):
         return "CORDONED", "an administrator made it unschedulable (kubectl uncordon allows pods)"
     if repelling := _repelling_taints(spec, rules.tolerations):
         return "TAINTED", f"executors do not tolerate its taint {repelling[0]}"

@@ -6,8 +6,10 @@ are those of kubelet and scheduler 1.34.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
+from hopsgpu.cluster_managers.kubernetes.lost_pods import PodEvent
 from hopsgpu.cluster_managers.kubernetes.pods import Pod
 from hopsgpu.cluster_managers.manager import StartProblem
 
@@ -47,22 +49,36 @@ _REMEDY_OF_IMAGE = (
     " (spark.kubernetes.container.image.pullSecrets)"
 )
 
+# Words of a registry that answers that it has no such image.
+_MISSING_IMAGE = re.compile(r"not found|manifest unknown|repository does not exist", re.I)
+# Words of a node that cannot ask the registry: its name, its connection or the node's own programs.
+_NOT_ASKED = re.compile(
+    r"no such host|\blookup |dial tcp|i/o timeout|connection refused|executable file not found",
+    re.I,
+)
+# Reasons of containers that the runtime could not start.
+_NOT_STARTED = ("StartError", "ContainerCannotRun")
+# Exit codes of a container whose command fails, cannot be executed, or does not exist.
+_FAILED_COMMAND = (1, 126, 127)
+# Reason of an event → its meaning.
+_EVENTS: Mapping[str, str] = {
+    "Failed": "a node cannot start a container",
+    "FailedMount": "a node cannot mount a volume",
+    "FailedAttachVolume": "a volume cannot be attached to a node",
+    "FailedCreatePodSandBox": "a node cannot create a pod's sandbox, such as its network",
+    "BackOff": "a node waits before it tries again to start a container",
+    "FailedScheduling": "the scheduler finds no node",
+}
+# An event with such a message follows one with the cause.
+_BARE_MESSAGE = re.compile(r"Error: \w+")
+
 
 def find_problem(pods: Sequence[Pod]) -> StartProblem | None:
     """Return what keeps the first of some pods from starting; None if they start as they should."""
     for pod in pods:
-        reason, message = pod.waiting
-        if reason in _WAITING:
-            what, is_final = _WAITING[reason]
-            remedy = _REMEDY_OF_IMAGE if reason in _OF_IMAGE else f"kubectl describe pod {pod.name}"
-            is_final = is_final or _is_missing_image(message)
-            return StartProblem(
-                f"Kubernetes does not start the executors: {what} ({reason})",
-                f"on {pod.node}: {message}" if message else f"on {pod.node}",
-                remedy,
-                is_final,
-            )
-    unschedulable = [pod for pod in pods if pod.unschedulable]
+        if pod.waiting[0] in _WAITING:
+            return _waiting_problem(pod)
+    unschedulable = [pod for pod in pods if pod.unschedulable and not pod.has_ended]
     if unschedulable:
         count = len(unschedulable)
         return StartProblem(
@@ -70,12 +86,60 @@ def find_problem(pods: Sequence[Pod]) -> StartProblem | None:
             unschedulable[0].unschedulable,
             "",
         )
-    return None
+    failed = [pod for pod in pods if _has_failed_at_start(pod)]
+    return _end_problem(max(failed, key=lambda pod: pod.created)) if failed else None
+
+
+def problem_of_events(events: Iterable[PodEvent], since: float) -> StartProblem | None:
+    """Return what kept pods from starting, by the newest event that says so; None without any.
+
+    Spark deletes pods that failed at once, so that only events tell of them.
+
+    Args:
+        since: older events do not count, in seconds since the epoch.
+    """
+    warnings = [e for e in events if e.time >= since and e.reason in _EVENTS]
+    causes = [e for e in warnings if not _BARE_MESSAGE.fullmatch(e.message)]
+    newest = max(causes or warnings, key=lambda event: event.time, default=None)
+    if newest is None:
+        return None
+    return StartProblem(
+        f"Kubernetes does not start the executors: {_EVENTS[newest.reason]} ({newest.reason})",
+        f"{newest.pod}: {newest.message}" if newest.message else newest.pod,
+        f"kubectl get events --field-selector involvedObject.name={newest.pod}",
+    )
+
+
+def _waiting_problem(pod: Pod) -> StartProblem:
+    reason, message = pod.waiting
+    what, is_final = _WAITING[reason]
+    is_of_image = reason in _OF_IMAGE
+    return StartProblem(
+        f"Kubernetes does not start the executors: {what} ({reason})",
+        f"on {pod.node}: {message}" if message else f"on {pod.node}",
+        _REMEDY_OF_IMAGE if is_of_image else f"kubectl describe pod {pod.name}",
+        is_final or (is_of_image and _is_missing_image(message)),
+    )
+
+
+def _has_failed_at_start(pod: Pod) -> bool:
+    if pod.phase != "Failed":
+        return False
+    reason = pod.end[0]
+    return reason in _NOT_STARTED or (reason == "Error" and pod.exit_code in _FAILED_COMMAND)
+
+
+def _end_problem(pod: Pod) -> StartProblem:
+    reason, message = pod.end
+    code = "" if pod.exit_code is None else f", exit code {pod.exit_code}"
+    return StartProblem(
+        f"executors do not start: the container of {pod.name} ended ({reason}{code})",
+        f"on {pod.node}: {message}" if message else f"on {pod.node}",
+        f"kubectl logs {pod.name} shows its output while the pod exists; check the image's"
+        " entrypoint, its Python and its Java",
+    )
 
 
 def _is_missing_image(message: str) -> bool:
     """Return whether a registry answered that it has no such image."""
-    return any(
-        words in message.lower()
-        for words in ("not found", "manifest unknown", "repository does not exist")
-    )
+    return bool(_MISSING_IMAGE.search(message)) and not _NOT_ASKED.search(message)

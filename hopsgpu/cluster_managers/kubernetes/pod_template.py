@@ -11,6 +11,7 @@ documentation, "Downward API", "emptyDir" and "Assigning Pods to Nodes".
 from __future__ import annotations
 
 import copy
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 import yaml
 
 from hopsgpu.cluster_managers.kubernetes.nodes import NodeRules, Toleration, toleration_of
-from hopsgpu.cluster_managers.kubernetes.pods import PROFILE, list_of, mapping_of
+from hopsgpu.cluster_managers.kubernetes.pods import APPLICATION, PROFILE, list_of, mapping_of
 from hopsgpu.core.bounded_reads import read_file
 from hopsgpu.core.container_ids import NAMESPACE, NODE, POD
 from hopsgpu.errors import ConfigError
@@ -33,6 +34,24 @@ _SHM, _SHM_VOLUME = "/dev/shm", "hopsgpu-shm"
 DISCOVERY_PATH = "/opt/hopsgpu/discover-gpus"
 _DISCOVERY_VOLUME, _DISCOVERY_ANNOTATION = "hopsgpu-discovery", "hopsgpu/discover-gpus"
 _HOSTNAME = "kubernetes.io/hostname"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
+_OF_PODS: Mapping[str, Any] = {_REQUIRED: [{}], _PREFERRED: [{}]}
+# The form of what hopsgpu reads or extends: a mapping with some of its keys, or a list of items.
+_FORM: Mapping[str, Any] = {
+    "metadata": {"annotations": {}},
+    "spec": {
+        "nodeSelector": {},
+        "tolerations": [{}],
+        "volumes": [{}],
+        "containers": [{"env": [{}], "volumeMounts": [{}]}],
+        "affinity": {
+            "nodeAffinity": {_REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [{}]}]}},
+            "podAffinity": _OF_PODS,
+            "podAntiAffinity": _OF_PODS,
+        },
+    },
+}
 # Spark runs this script when an executor starts: the kubelet has chosen the GPUs before. A script
 # of a few lines needs no package of the image but a shell.
 _DISCOVERY_SCRIPT = """#!/bin/sh
@@ -54,6 +73,7 @@ class Placing:
         hosts: names of the nodes that they may use; None for all.
         excluded_hosts: names of nodes that they must not use.
         placement: "spread" for different nodes, "pack" for few of them, or None.
+        application: the ID of their application, which distinguishes them from those of others.
         profile: the ID of their resource profile, which distinguishes them from other pods.
         gpu_resource: the resource whose taint they tolerate; "" for executors without GPUs.
     """
@@ -61,6 +81,7 @@ class Placing:
     hosts: frozenset[str] | None
     excluded_hosts: frozenset[str]
     placement: str | None
+    application: str
     profile: int
     gpu_resource: str
 
@@ -74,19 +95,41 @@ def spark_resource(gpu_resource: str) -> tuple[str, str]:
 def read_template(properties: Mapping[str, str]) -> dict[str, Any]:
     """Return the user's pod template; a minimal one without any.
 
+    Keys without a value are left out where hopsgpu reads or extends their values.
+
     Raises:
-        ConfigError: the file cannot be read, or has no pod.
+        ConfigError: the file cannot be read, has no pod, or a part of the pod has another form.
     """
     file = properties.get(TEMPLATE, "").strip()
     if not file:
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {}, "spec": {}}
+    where = f"{TEMPLATE}={file}"
     try:
         content = yaml.safe_load(read_file(Path(file.removeprefix("file://"))))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{TEMPLATE}={file}: cannot be read: {error}") from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ConfigError(f"{where}: cannot be read: {error}") from error
     if not isinstance(content, dict) or content.get("kind") != "Pod":
-        raise ConfigError(f"{TEMPLATE}={file}: must have a Pod (kind: Pod) in YAML")
-    return content
+        raise ConfigError(f"{where}: must have a Pod (kind: Pod) in YAML")
+    return {"metadata": {}, "spec": {}, **_check_form(content, _FORM, where, "")}
+
+
+def _check_form(value: Any, form: Any, where: str, name: str) -> Any:
+    """Return a part of a template without the keys that have no value.
+
+    Raises:
+        ConfigError: it has another form; the message begins with `where`, and has its name.
+    """
+    if isinstance(form, list):
+        if not isinstance(value, list):
+            raise ConfigError(f"{where}: {name} must be a list")
+        return [_check_form(v, form[0], where, f"{name}[{i}]") for i, v in enumerate(value)]
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: {name} must be a mapping")
+    return {
+        key: _check_form(v, form[key], where, f"{name}.{key}".lstrip(".")) if key in form else v
+        for key, v in value.items()
+        if v is not None or key not in form
+    }
 
 
 def node_rules(properties: Mapping[str, str], gpu_resource: str) -> NodeRules:
@@ -113,29 +156,27 @@ def executor_template(properties: Mapping[str, str], gpu_resource: str) -> dict[
 
     The template names pod and node in variables, and mounts the script that lists the container's
     GPUs. It also mounts memory for data that processes share: by default a container has 64 MiB.
+    A template that has all of this already gets it once.
     """
     template = copy.deepcopy(read_template(properties))
-    metadata = template.setdefault("metadata", {})
     script = _DISCOVERY_SCRIPT.replace("NAME", spark_resource(gpu_resource)[1])
-    metadata.setdefault("annotations", {})[_DISCOVERY_ANNOTATION] = script
-    spec = template.setdefault("spec", {})
+    template["metadata"].setdefault("annotations", {})[_DISCOVERY_ANNOTATION] = script
+    spec = template["spec"]
     container = _container(spec, properties.get(_CONTAINER) or _DEFAULT_CONTAINER)
-    container.setdefault("env", []).extend(
-        [
-            _from_field(POD, "metadata.name"),
-            _from_field(NAMESPACE, "metadata.namespace"),
-            _from_field(NODE, "spec.nodeName"),
-        ]
-    )
+    variables = container.setdefault("env", [])
+    _set_by_name(variables, _from_field(POD, "metadata.name"))
+    _set_by_name(variables, _from_field(NAMESPACE, "metadata.namespace"))
+    _set_by_name(variables, _from_field(NODE, "spec.nodeName"))
     mounts, volumes = container.setdefault("volumeMounts", []), spec.setdefault("volumes", [])
-    if not any(mount.get("mountPath") == _SHM for mount in mounts):
-        mounts.append({"name": _SHM_VOLUME, "mountPath": _SHM})
-        volumes.append({"name": _SHM_VOLUME, "emptyDir": {"medium": "Memory"}})
+    paths = [posixpath.normpath(str(mount.get("mountPath"))) for mount in mounts]
+    if _SHM not in paths:
+        _set_by_name(mounts, {"name": _SHM_VOLUME, "mountPath": _SHM})
+        _set_by_name(volumes, {"name": _SHM_VOLUME, "emptyDir": {"medium": "Memory"}})
     directory, _, name = DISCOVERY_PATH.rpartition("/")
-    mounts.append({"name": _DISCOVERY_VOLUME, "mountPath": directory, "readOnly": True})
+    _set_by_name(mounts, {"name": _DISCOVERY_VOLUME, "mountPath": directory, "readOnly": True})
     field = {"fieldPath": f"metadata.annotations['{_DISCOVERY_ANNOTATION}']"}
     items = [{"path": name, "fieldRef": field, "mode": 0o555}]
-    volumes.append({"name": _DISCOVERY_VOLUME, "downwardAPI": {"items": items}})
+    _set_by_name(volumes, {"name": _DISCOVERY_VOLUME, "downwardAPI": {"items": items}})
     return template
 
 
@@ -145,7 +186,7 @@ def gang_template(template: Mapping[str, Any], placing: Placing) -> dict[str, An
     spec = placed["spec"]
     if placing.gpu_resource:
         toleration = {"key": placing.gpu_resource, "operator": "Exists"}
-        spec.setdefault("tolerations", []).append(toleration)
+        _add_new(spec.setdefault("tolerations", []), [toleration])
     affinity = spec.setdefault("affinity", {})
     expressions = []
     if placing.hosts is not None:
@@ -154,29 +195,38 @@ def gang_template(template: Mapping[str, Any], placing: Placing) -> dict[str, An
         expressions.append(_hostname("NotIn", sorted(placing.excluded_hosts)))
     if expressions:
         _require_nodes(affinity.setdefault("nodeAffinity", {}), expressions)
-    same_gang = {
-        "topologyKey": _HOSTNAME,
-        "labelSelector": {"matchLabels": {PROFILE: str(placing.profile)}},
-    }
+    # Each application counts its profiles from 0.
+    labels = {APPLICATION: placing.application, PROFILE: str(placing.profile)}
+    same_gang = {"topologyKey": _HOSTNAME, "labelSelector": {"matchLabels": labels}}
     if placing.placement == "spread":
         rules = affinity.setdefault("podAntiAffinity", {})
-        rules.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(same_gang)
+        _add_new(rules.setdefault(_REQUIRED, []), [same_gang])
     elif placing.placement == "pack":
         rules = affinity.setdefault("podAffinity", {})
-        rules.setdefault("preferredDuringSchedulingIgnoredDuringExecution", []).append(
-            {"weight": 100, "podAffinityTerm": same_gang}
-        )
+        preference = {"weight": 100, "podAffinityTerm": same_gang}
+        _add_new(rules.setdefault(_PREFERRED, []), [preference])
     return placed
 
 
 def _require_nodes(affinity: dict[str, Any], expressions: Sequence[Mapping[str, Any]]) -> None:
-    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    required = affinity.setdefault(_REQUIRED, {})
     terms: list[dict[str, Any]] = required.setdefault("nodeSelectorTerms", [])
     if not terms:
         terms.append({})
     # A node needs to match one of the terms, so each term gets the expressions.
     for term in terms:
-        term.setdefault("matchExpressions", []).extend(expressions)
+        _add_new(term.setdefault("matchExpressions", []), expressions)
+
+
+def _set_by_name(items: list[dict[str, Any]], item: dict[str, Any]) -> None:
+    """Add an item to a list in which names are unique, in the place of one of its name."""
+    items[:] = [other for other in items if other.get("name") != item["name"]]
+    items.append(item)
+
+
+def _add_new(items: list[dict[str, Any]], more: Sequence[Mapping[str, Any]]) -> None:
+    """Add those items to a list that it does not have."""
+    items.extend(dict(item) for item in more if item not in items)
 
 
 def _hostname(operator: str, values: Sequence[str]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ APPLICATION, ROLE = "spark-app-selector", "spark-role"
 EXECUTOR, PROFILE = "spark-exec-id", "spark-exec-resourceprofile-id"
 APPLICATION_NAME = "spark-app-name"
 _ENDED = ("Succeeded", "Failed")
+# Reasons of containers that wait as they should.
+_STARTING = ("", "ContainerCreating", "PodInitializing")
 _MAX_TEXT = 500
 
 
@@ -33,10 +35,11 @@ class Pod:
         created: time of its creation, in seconds since the epoch.
         is_ending: whether it is being deleted.
         owner: name of the object that controls it; "" if there is none.
-        waiting: reason and message of a container that waits, such as ImagePullBackOff.
+        waiting: reason and message of a container that waits, such as ImagePullBackOff; of a
+            container that is being created only if no other one waits.
         unschedulable: the scheduler's message; "" if the pod has a node.
         end: reason and message of its end, such as Evicted or OOMKilled.
-        exit_code: that of a container that has ended; None before.
+        exit_code: that of a container that has ended, by preference one that failed; None before.
     """
 
     namespace: str
@@ -78,9 +81,8 @@ def pod_of(answer: Mapping[str, Any], gpu_resource: str) -> Pod:
     status = mapping_of(answer, "status")
     labels = {str(k): str(v) for k, v in mapping_of(metadata, "labels").items()}
     owners = list_of(metadata, "ownerReferences")
-    containers = list_of(status, "containerStatuses")
-    waiting = next((w for c in containers if (w := _reason(c, "waiting"))[0]), ("", ""))
-    terminated = [t for c in containers if (t := mapping_of(mapping_of(c, "state"), "terminated"))]
+    terminated = _ends(status)
+    codes = [_integer(end.get("exitCode")) for end in terminated]
     return Pod(
         namespace=text_of(metadata, "namespace"),
         name=text_of(metadata, "name"),
@@ -91,10 +93,10 @@ def pod_of(answer: Mapping[str, Any], gpu_resource: str) -> Pod:
         is_ending=bool(metadata.get("deletionTimestamp")),
         owner=text_of(owners[0], "name") if owners else "",
         labels=labels,
-        waiting=waiting,
+        waiting=_waiting(status),
         unschedulable=_unschedulable(status),
         end=_end(status, terminated),
-        exit_code=_integer(terminated[0].get("exitCode")) if terminated else None,
+        exit_code=next((code for code in codes if code), codes[0] if codes else None),
     )
 
 
@@ -139,9 +141,24 @@ def _end(status: Mapping[str, Any], terminated: Iterable[Mapping[str, Any]]) -> 
     return "", ""
 
 
-def _reason(container: Mapping[str, Any], state: str) -> tuple[str, str]:
-    details = mapping_of(mapping_of(container, "state"), state)
-    return text_of(details, "reason"), text_of(details, "message")
+def _waiting(status: Mapping[str, Any]) -> tuple[str, str]:
+    containers = (*list_of(status, "initContainerStatuses"), *list_of(status, "containerStatuses"))
+    states = [mapping_of(mapping_of(c, "state"), "waiting") for c in containers]
+    reasons = [(text_of(state, "reason"), text_of(state, "message")) for state in states]
+    # The other containers are being created, or initialized, until the first problem is over.
+    problems = [waiting for waiting in reasons if waiting[0] not in _STARTING]
+    return next(iter(problems or filter(any, reasons)), ("", ""))
+
+
+def _ends(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the ends of containers, and of init containers that failed."""
+
+    def ends_in(name: str) -> list[Mapping[str, Any]]:
+        states = [mapping_of(container, "state") for container in list_of(status, name)]
+        return [end for state in states if (end := mapping_of(state, "terminated"))]
+
+    failed = [end for end in ends_in("initContainerStatuses") if end.get("exitCode")]
+    return [*ends_in("containerStatuses"), *failed]
 
 
 def seconds_of(time: object) -> float:

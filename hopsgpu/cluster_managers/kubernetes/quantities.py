@@ -11,7 +11,7 @@ from fractions import Fraction
 from hopsgpu.errors import HopsGpuError
 
 _FORM = re.compile(
-    r"([+-]?\d{1,20}(?:\.\d{1,20})?|\.\d{1,20})(?:[eE]([+-]?\d{1,2})|([A-Za-z]{0,2}))"
+    r"([+-]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20}))(?:[eE]([+-]?\d{1,2})|([A-Za-z]{0,2}))"
 )
 _SUFFIXES = {
     **{"n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000), "": Fraction(1)},

@@ -120,7 +120,7 @@ def test_another_image_than_the_applications_is_refused() -> None:
     for running in ("b", None):
         with pytest.raises(ConfigError, match="Spark has a single environment"):
             refuse_other_image("a", running)
-    with pytest.raises(ConfigError, match="only YARN starts containers in images"):
+    with pytest.raises(ConfigError, match="only YARN and Kubernetes start executors in images"):
         refuse_image("a", "a local master")
 
 

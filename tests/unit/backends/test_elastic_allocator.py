@@ -72,6 +72,15 @@ class Site:
     def is_kerberized(self) -> bool:
         return False
 
+    def placing(self, *_: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def find_start_problem(self, *_: object) -> None:
+        return None
+
+    def end_executors(self, executors: Iterable[str]) -> None:
+        """Do nothing more: Spark's kill is enough."""
+
     def setting(self, name: str) -> None:
         return None
 

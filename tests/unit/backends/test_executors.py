@@ -201,7 +201,10 @@ class KillingJvm:
 def killed_by(jvm: Any, busy: Sequence[str]) -> list[str]:
     profile: Any = SimpleNamespace(id=PROFILE)
     server: Any = None
-    application: Any = SimpleNamespace(jvm=jvm)
+    # The cluster manager ends them by another request, after Spark has killed them.
+    application: Any = SimpleNamespace(
+        jvm=jvm, end_executors=lambda ended: jvm.told.append(f"delete {' '.join(ended)}")
+    )
     Executors(application, profile, server, DriverEndpoint("", 0, b"", None), removals()).kill_idle(
         busy
     )
@@ -209,7 +212,7 @@ def killed_by(jvm: Any, busy: Sequence[str]) -> list[str]:
 
 
 def test_executors_that_spark_expects_to_end_are_told_to() -> None:
-    assert killed_by(KillingJvm(), ["2"]) == ["kill 1 3", "end 1 3"]
+    assert killed_by(KillingJvm(), ["2"]) == ["kill 1 3", "end 1 3", "delete 1 3"]
     assert killed_by(KillingJvm(), ["1", "2", "3"]) == []
 
 
@@ -218,7 +221,7 @@ def test_executors_of_another_spark_end_when_their_nodes_hear_of_the_kill(
     words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, logger="hopsgpu"):
-        assert killed_by(KillingJvm(Py4JError(words)), ["3"]) == ["kill 1 2"]
+        assert killed_by(KillingJvm(Py4JError(words)), ["3"]) == ["kill 1 2", "delete 1 2"]
     assert f"end with the heartbeats of their nodes: Py4JError: {words}" in caplog.text
 
 

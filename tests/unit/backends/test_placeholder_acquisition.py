@@ -16,7 +16,7 @@ from hopsgpu.backends.gang_request import AcquisitionClock
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.placeholder_acquisition import PlaceholderAcquisition
-from hopsgpu.cluster_managers.manager import HeldExecutors
+from hopsgpu.cluster_managers.manager import HeldExecutors, StartProblem
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.peer import DriverEndpoint
@@ -62,10 +62,16 @@ class Cluster:
         self.manager = SimpleNamespace(
             held_executors=lambda *_: HeldExecutors(
                 {f"c{n}": "node1" for n in range(self.executors)}, 0
-            )
+            ),
+            find_start_problem=lambda *_: self.problem,
         )
+        # The reason why executors do not start, as the cluster manager reports it.
+        self.problem: StartProblem | None = None
         self.failing = FailingHosts()
         self.id = "application_1"
+
+    def end_executors(self, executors: Iterable[str]) -> None:
+        """Do nothing more: Spark's kill is enough."""
 
     def start(self, tasks: int) -> Any:
         job = SimpleNamespace(tag=f"job-{len(self.jobs)}", tasks=tasks, ended=threading.Event())
@@ -173,6 +179,21 @@ def test_another_comes_in_place_of_a_bad_one() -> None:
     assert cluster.aside == [[], [gang.parked[2].host], [gang.parked[2].host]]
     assert [job.tasks for job in cluster.jobs] == [2, 1]
     assert cluster.hastened == [2, 3]
+
+
+def test_the_reason_why_executors_do_not_start_comes_first() -> None:
+    cluster = cluster_of()
+    cluster.problem = StartProblem("Kubernetes cannot schedule 1 pod", "0/2 nodes", "uncordon")
+    gang = bringing(cluster, 2)
+    with pytest.raises(GangTimeout, match="cannot schedule 1 pod; 0/2 nodes; uncordon"):
+        gang.run()
+
+
+def test_executors_that_can_never_start_are_an_error_at_once() -> None:
+    cluster = cluster_of(("comes", 1, {}))
+    cluster.problem = StartProblem("the image is absent", "not found", "", is_final=True)
+    with pytest.raises(ConfigError, match="the image is absent; not found"):
+        bringing(cluster, 2).run()
 
 
 def test_a_gang_is_whole_once_a_bad_one_has_ended() -> None:

@@ -46,7 +46,7 @@ def test_our_own_settings_are_accepted() -> None:
         ("spark.excludeOnFailure.enabled", "true", "excludeOnFailure.enabled=true"),
         ("spark.master", "local-cluster[1,1,1024]", r"cannot hold gangs; it must be yarn"),
         ("spark.master", "mesos://h:5050", "cannot hold gangs; it must be yarn"),
-        ("spark.master", "k8s://https://h", "Kubernetes cannot hold gangs"),
+        ("spark.master", "k8s://https://h", "spark.kubernetes.container.image is not set"),
         ("spark.submit.deployMode", "both", "deployMode=both: must be client or cluster"),
         ("spark.yarn.dist.archives", "file:///x.zip#x", "discovery script is not shipped"),
         (

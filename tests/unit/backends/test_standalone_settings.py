@@ -30,7 +30,7 @@ def test_nothing_of_yarn_is_set() -> None:
     [
         ({"spark.submit.deployMode": "cluster"}, "a standalone master runs no Python drivers"),
         ({"spark.scheduler.mode": "FAIR"}, "set it to FIFO"),
-        ({"spark.hopsgpu.image": "a/b:1"}, "only YARN starts containers in images"),
+        ({"spark.hopsgpu.image": "a/b:1"}, "only YARN and Kubernetes start executors in images"),
         ({"spark.dynamicAllocation.minExecutors": "1"}, "set it to 0"),
     ],
 )

@@ -129,6 +129,21 @@ def test_a_network_that_fails_is_removed(
     assert list(namespaces.iterdir()) == []
 
 
+def test_a_network_that_lacks_a_program_is_removed(
+    commands: list[list[str]], namespaces: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run_logged(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+        if argv[0] == "nsenter":
+            raise FileNotFoundError(2, "No such file or directory")
+        (namespaces / NETWORK.name).touch()
+
+    monkeypatch.setattr(kubernetes_network, "run_logged", run_logged)
+    with pytest.raises(ClusterError, match="nsenter cannot be run: .*No such file"):
+        create_network(NETWORK, tmp_path / "log")
+    assert [argv[1:3] for argv in commands] == [["link", "del"], ["netns", "del"]]
+    assert list(namespaces.iterdir()) == []
+
+
 def test_a_program_that_is_absent_is_named(
     namespaces: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from hopsgpu.cli.main import main
 from hopsgpu.cluster_managers.resources import NOTHING, Amount
 from hopsgpu.cluster_managers.snapshot import Node
 from hopsgpu.cluster_managers.standalone.master_page import read_version
-from hopsgpu.doctor import settings_checks, standalone_checks
+from hopsgpu.doctor import lake_checks, settings_checks, standalone_checks
 from hopsgpu.doctor.examination import Examination, examined_master
 from hopsgpu.doctor.free_nodes import nodes_to_inspect
 from hopsgpu.doctor.machine_checks import HadoopClient
@@ -91,7 +92,11 @@ def test_gpus_of_the_workers() -> None:
 
 
 def test_a_hadoop_configuration_is_optional() -> None:
-    check = standalone_checks.check_hadoop_conf
+    check = functools.partial(
+        lake_checks.check_hadoop_conf,
+        manager="a standalone master",
+        shared=standalone_checks.SHARED_LAKE,
+    )
     lake = "hdfs://nn:8020/user/me/hopsgpu"
     assert state_of(check(CLIENT, lake, is_kerberized=False), f"runs go to {lake}") == "ok"
     none = check(replace(CLIENT, places=()), "file:///home/me/hopsgpu", is_kerberized=False)
@@ -188,6 +193,6 @@ def test_options_of_yarn_alone_are_refused(bare: None, capsys: pytest.CaptureFix
             main(["doctor", "--master", MASTER, option, "x"])
         assert "a standalone master" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["doctor", "--master", "k8s://m"])
-    assert "spark.master=k8s://m: it must be yarn" in capsys.readouterr().err
+        main(["doctor", "--master", "mesos://m"])
+    assert "spark.master=mesos://m: it must be yarn" in capsys.readouterr().err
     assert examined_master({}, {}) == "yarn"

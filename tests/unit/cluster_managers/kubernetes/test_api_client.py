@@ -20,6 +20,7 @@ from hopsgpu.cluster_managers.kubernetes.api_client import ApiClient, ApiError, 
 from tests.bounds import HANG_SECONDS
 from tests.private_certificate import private_certificate
 from tests.proxy import refusing_proxy
+from tests.servers import free_port
 from tests.unit.cluster_managers.kubernetes.api_server import (
     OWN,
     SECONDS,
@@ -222,6 +223,15 @@ def test_a_token_that_is_renewed_is_sent() -> None:
     ]
 
 
+def test_a_token_that_is_no_header_is_not_sent() -> None:
+    with (
+        api_server() as server,
+        pytest.raises(NoAccess, match="the token of /home/alice/.kube/config is empty") as caught,
+    ):
+        client_of(server, token=f"{TOKEN}\nx").get("/version")
+    assert TOKEN not in str(caught.value) and server.requests == []
+
+
 def test_without_a_token_no_header_is_sent() -> None:
     with api_server() as server:
         access = access_of(server.url)
@@ -319,6 +329,43 @@ def test_an_answer_in_chunks_that_come_slowly_is_given_up() -> None:
             client.get(NODES)
         assert time.monotonic() - began < 30
         del client
+
+
+def test_an_answer_that_comes_byte_by_byte_is_given_up() -> None:
+    limit = 0.2
+    began = time.monotonic()
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        while time.monotonic() - began < 60:
+            connection.sendall(b" ")
+            time.sleep(limit / 4)
+
+    with raw_server(serve) as url:
+        with pytest.raises(NoAnswer, match=f"server at {url} did not end in time"):
+            ApiClient(access_of(url), (10.0, limit)).get(NODES)
+        assert time.monotonic() - began < 30
+
+
+def test_a_client_asks_on_after_an_answer_that_was_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api_client, "MAX_ANSWER_BYTES", 10**5)
+    with api_server({"GET /a": (200, " " * 10**6)}) as server:
+        client = client_of(server)
+        for _ in range(3):
+            with pytest.raises(NoAnswer, match="accepted bytes"):
+                client.get("/a")
+            assert client.get("/version")["gitVersion"] == "v1.34.4"
+
+
+def test_a_server_that_is_not_there_and_a_name_that_is_unknown() -> None:
+    for url, reason in (
+        (f"http://127.0.0.1:{free_port()}", "Connection refused"),
+        ("http://absent.invalid", "(?i:name)"),
+    ):
+        with pytest.raises(NoAnswer, match=f"server at {url} does not answer: .*{reason}"):
+            ApiClient(access_of(url), SECONDS).get(NODES)
 
 
 def test_a_server_that_says_nothing_is_given_up() -> None:

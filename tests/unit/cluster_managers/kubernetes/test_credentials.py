@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes.config import incluster_config
 
 from hopsgpu.cluster_managers.kubernetes import credentials
@@ -49,7 +51,19 @@ def test_the_address_of_a_master(master: str, address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "master", ["k8s://", "k8s://ftp://h", "k8s://https://", "k8s://h:none", "k8s://h:99999"]
+    "master",
+    [
+        "k8s://",
+        "k8s://ftp://h",
+        "k8s://https://",
+        "k8s://h:none",
+        "k8s://h:99999",
+        "k8s://https://[::1",
+        "k8s://https://evil\\@h:6443",
+        "k8s://https://user@h",
+        "k8s://https://h?a",
+        "k8s://https://h\n:6443",
+    ],
 )
 def test_a_master_without_an_address_is_refused(master: str) -> None:
     with pytest.raises(ConfigError, match="must be k8s://https://HOST:PORT"):
@@ -120,6 +134,75 @@ def test_a_token_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
     file = write_kubeconfig(tmp_path, URL, {"tokenFile": str(tmp_path / "token")})
     assert token_of(load(file)) == f"Bearer {TOKEN}"
+
+
+def test_a_token_file_may_end_in_a_line_break(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    file = write_kubeconfig(tmp_path, URL, {"tokenFile": str(tmp_path / "token")})
+    assert load(file).headers() == {"authorization": f"Bearer {TOKEN}"}
+
+
+@pytest.mark.parametrize("token", [f"{TOKEN}\nx", f"{TOKEN}\u20ac", f"{TOKEN} x"])
+def test_a_token_that_is_no_header_is_refused_and_not_shown(tmp_path: Path, token: str) -> None:
+    file = write_kubeconfig(tmp_path, URL, {"token": token})
+    with pytest.raises(ConfigError, match=f"the token of {file} is empty, or has") as caught:
+        load(file)
+    assert TOKEN not in str(caught.value)
+
+
+def test_a_token_that_cannot_be_renewed_is_refused_and_not_shown() -> None:
+    access = access_of(URL)
+
+    def renew(configuration: Any) -> None:
+        raise ValueError(f"not understood: {TOKEN}")
+
+    access.configuration.refresh_api_key_hook = renew
+    with pytest.raises(ConfigError, match=r"cannot be renewed: .*\(ValueError\)") as caught:
+        access.headers()
+    assert TOKEN not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    "user", [{"name": "u", "token": TOKEN}, {"name": "u", "usr": {"token": TOKEN}}]
+)
+def test_an_entry_of_another_form_is_refused_without_its_token(
+    tmp_path: Path, user: dict[str, Any]
+) -> None:
+    file = write_kubeconfig(tmp_path, URL)
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "users": [user]}))
+    with pytest.raises(ConfigError, match="cannot be used: it lacks the key user") as caught:
+        load(file)
+    assert TOKEN not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (f"users: [\ntoken: {TOKEN}", "line 2 is no YAML"),
+        (f"a: b: {TOKEN}", "line 1 is no YAML"),
+        ("[1]", "another form"),
+        (TOKEN, "another form"),
+        ("", "another form"),
+        ("users: {name: u}\ncontexts: {}\nclusters: {}\n", "the key current-context"),
+        ("users: []\ncontexts: []\nclusters: []\n", "the key current-context"),
+        ("current-context: a\ncontexts: [{name: a, context: [1]}]\n", "the key cluster"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(tmp_path: Path, content: str, problem: str) -> None:
+    file = tmp_path / "config"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=f"{file} cannot be used: .*{problem}") as caught:
+        load(file)
+    assert TOKEN not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_token_is_sent_unencrypted_only_to_this_machine(tmp_path: Path) -> None:
+    for url in ("http://127.0.0.1:8001", "http://localhost:8001", "http://[::1]:8001"):
+        assert load(write_kubeconfig(tmp_path, url), f"k8s://{url}").headers()
+    url = "http://10.0.0.1:8001"
+    with pytest.raises(ConfigError, match="does not send the token of .* unencrypted"):
+        load(write_kubeconfig(tmp_path, url), f"k8s://{url}")
+    assert load(write_kubeconfig(tmp_path, url, {"a": "b"}), f"k8s://{url}").headers() == {}
 
 
 def test_no_text_has_the_token(tmp_path: Path) -> None:
@@ -199,8 +282,68 @@ def test_a_pod_has_the_credentials_of_its_service_account(account: Path) -> None
     assert load_access({"spark.master": master}, {}).namespace == "default"
 
 
+@pytest.mark.parametrize(
+    "server",
+    [
+        "https://kubernetes.default.svc:443",
+        "https://kubernetes.default.svc.cluster.local",
+        "https://Kubernetes.Default",
+        "https://10.0.0.1",
+        "https://10.0.0.1:443/",
+    ],
+)
+def test_names_of_a_pods_own_server(account: Path, server: str) -> None:
+    assert load_access({"spark.master": f"k8s://{server}"}, {}).namespace == "jobs"
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        "https://evil",
+        "https://kubernetes.default.svc.evil",
+        "https://kubernetes.default.svc:6443",
+        "https://10.0.0.1:6443",
+        "http://10.0.0.1:443",
+        "http://kubernetes.default.svc:443",
+    ],
+)
+def test_another_server_does_not_get_the_token_of_a_pod(account: Path, server: str) -> None:
+    words = f"names {server}, but the API server of this pod is https://10.0.0.1:443: .*KUBECONFIG"
+    with pytest.raises(ConfigError, match=words):
+        load_access({"spark.master": f"k8s://{server}"}, {})
+
+
+def test_a_pods_server_may_have_an_ipv6_address(
+    account: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    assert load_access({"spark.master": "k8s://https://[fd00::1]:443"}, {}).namespace == "jobs"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("ca.crt", None, "Service certification file does not exist"),
+        ("ca.crt", b"", "Cert file exists but empty"),
+        ("token", b"", "Token file exists but empty"),
+        ("token", b"\xff", "another form"),
+        ("namespace", b"\xff", "another form"),
+    ],
+)
+def test_a_service_account_without_its_files_is_refused(
+    account: Path, name: str, content: bytes | None, problem: str
+) -> None:
+    (account / name).unlink()
+    if content is not None:
+        (account / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"service account cannot be used: .*{problem}"):
+        load_access({"spark.master": "k8s://https://kubernetes.default.svc"}, {})
+
+
 def test_a_kubeconfig_counts_before_the_service_account(account: Path, tmp_path: Path) -> None:
     assert load(write_kubeconfig(tmp_path, URL)).namespace == "team"
+    properties = {"spark.master": "k8s://https://kubernetes.default.svc"}
+    assert load_access(properties, {"KUBECONFIG": ""}).namespace == "jobs"
 
 
 def test_without_token_or_variable_a_process_is_in_no_pod(

@@ -98,6 +98,21 @@ def test_each_taint_needs_a_toleration() -> None:
     assert state == "TAINTED" and why.endswith("team=a:NoExecute")
 
 
+@pytest.mark.parametrize(
+    ("toleration", "state"),
+    [
+        (Toleration(operator="Exists"), "RUNNING"),
+        (Toleration("node.kubernetes.io/unschedulable", "Exists"), "RUNNING"),
+        (Toleration(GPU, "Exists"), "CORDONED"),
+        (Toleration(operator="Exists", effect="NoExecute"), "CORDONED"),
+    ],
+)
+def test_a_cordoned_node_takes_pods_that_tolerate_that(toleration: Toleration, state: str) -> None:
+    taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    node = node_answer({"unschedulable": True, "taints": [taint]})
+    assert state_of(node, NodeRules(tolerations=(toleration,)))[0] == state
+
+
 def test_a_taint_that_only_prefers_does_not_repel() -> None:
     taint = {**GPU_TAINT, "effect": "PreferNoSchedule"}
     assert state_of(node_answer({"taints": [taint]})) == ("RUNNING", "")

@@ -27,7 +27,8 @@ from tests.unit.cluster_managers.kubernetes.cluster_objects import GPU
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 HOSTNAME = "kubernetes.io/hostname"
-ANYWHERE = Placing(None, frozenset(), None, 1, GPU)
+APPLICATION = "spark-1"
+ANYWHERE = Placing(None, frozenset(), None, APPLICATION, 1, GPU)
 
 
 def user_template(tmp_path: Path, **spec: Any) -> dict[str, str]:
@@ -93,12 +94,13 @@ def test_the_container_of_executors_by_name(tmp_path: Path, name: str, index: in
     assert ["env" in container for container in containers] == [index == 0, index == 1]
 
 
-def test_the_users_own_shared_memory_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/dev/shm", "/dev/shm/"])
+def test_the_users_own_shared_memory_is_kept(tmp_path: Path, path: str) -> None:
     mine = {"name": "mine", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}
-    container = {"name": "c", "volumeMounts": [{"name": "mine", "mountPath": "/dev/shm"}]}
+    container = {"name": "c", "volumeMounts": [{"name": "mine", "mountPath": path}]}
     properties = user_template(tmp_path, containers=[container], volumes=[mine])
     spec = executor_template(properties, GPU)["spec"]
-    assert mounts_of(spec["containers"][0])["/dev/shm"] == "mine"
+    assert mounts_of(spec["containers"][0])[path] == "mine"
     assert len(spec["containers"][0]["volumeMounts"]) == 2
     assert [volume["name"] for volume in spec["volumes"]] == ["mine", "hopsgpu-discovery"]
 
@@ -108,7 +110,7 @@ def test_a_gang_tolerates_the_taint_of_its_resource(tmp_path: Path) -> None:
     template = executor_template(user_template(tmp_path, tolerations=[team]), GPU)
     toleration = {"key": GPU, "operator": "Exists"}
     assert gang_template(template, ANYWHERE)["spec"]["tolerations"] == [team, toleration]
-    without = Placing(None, frozenset(), None, 1, "")
+    without = Placing(None, frozenset(), None, APPLICATION, 1, "")
     assert gang_template(template, without)["spec"]["tolerations"] == [team]
 
 
@@ -118,14 +120,14 @@ def test_a_gang_that_may_run_anywhere_has_no_affinity() -> None:
 
 
 def test_hosts_and_excluded_hosts() -> None:
-    placing = Placing(frozenset({"b", "a"}), frozenset({"c"}), None, 1, GPU)
+    placing = Placing(frozenset({"b", "a"}), frozenset({"c"}), None, APPLICATION, 1, GPU)
     terms = required_terms(gang_template(executor_template({}, GPU), placing))
     expressions = [in_nodes("In", "a", "b"), in_nodes("NotIn", "c")]
     assert terms == [{"matchExpressions": expressions}]
 
 
 def test_no_hosts_are_no_nodes() -> None:
-    placing = Placing(frozenset(), frozenset(), None, 1, GPU)
+    placing = Placing(frozenset(), frozenset(), None, APPLICATION, 1, GPU)
     terms = required_terms(gang_template(executor_template({}, GPU), placing))
     assert terms == [{"matchExpressions": [in_nodes("In")]}]
 
@@ -137,7 +139,7 @@ def test_each_term_of_the_users_affinity_gets_the_rules(tmp_path: Path) -> None:
     preferred = [{"weight": 1, "preference": {"matchExpressions": [zone]}}]
     node_affinity = {REQUIRED: {"nodeSelectorTerms": terms}, PREFERRED: preferred}
     properties = user_template(tmp_path, affinity={"nodeAffinity": node_affinity})
-    placing = Placing(frozenset({"a"}), frozenset(), None, 1, GPU)
+    placing = Placing(frozenset({"a"}), frozenset(), None, APPLICATION, 1, GPU)
     template = gang_template(executor_template(properties, GPU), placing)
     rule = in_nodes("In", "a")
     assert required_terms(template) == [
@@ -156,24 +158,39 @@ def test_a_placement_is_added_to_the_users_affinity(
 ) -> None:
     users = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"team": "b"}}}
     properties = user_template(tmp_path, affinity={kind: {strength: [users]}})
-    placing = Placing(None, frozenset(), placement, 7, GPU)
+    placing = Placing(None, frozenset(), placement, APPLICATION, 7, GPU)
     affinity = gang_template(executor_template(properties, GPU), placing)["spec"]["affinity"]
     first, rule = affinity[kind][strength]
     assert first == users and affinity.keys() == {kind}
     term = rule["podAffinityTerm"] if placement == "pack" else rule
     assert term["topologyKey"] == HOSTNAME
-    assert term["labelSelector"]["matchLabels"]["spark-exec-resourceprofile-id"] == "7"
+    assert term["labelSelector"]["matchLabels"] == {
+        "spark-app-selector": APPLICATION,
+        "spark-exec-resourceprofile-id": "7",
+    }
+
+
+@pytest.mark.parametrize("placement", ["spread", "pack"])
+def test_what_hopsgpu_adds_is_added_once(tmp_path: Path, placement: str) -> None:
+    placing = Placing(frozenset({"a"}), frozenset({"b"}), placement, APPLICATION, 1, GPU)
+    template = gang_template(executor_template({}, GPU), placing)
+    (tmp_path / "template.yaml").write_text(yaml.safe_dump(template))
+    again = executor_template({TEMPLATE: str(tmp_path / "template.yaml")}, GPU)
+    assert again == template
+    assert gang_template(again, placing) == template
 
 
 def test_a_gang_leaves_the_template_of_others_as_it_was(tmp_path: Path) -> None:
     template = executor_template(user_template(tmp_path, tolerations=[], affinity={}), GPU)
     before = json.dumps(template)
-    gang_template(template, Placing(frozenset({"a"}), frozenset({"b"}), "spread", 1, GPU))
+    gang_template(
+        template, Placing(frozenset({"a"}), frozenset({"b"}), "spread", APPLICATION, 1, GPU)
+    )
     assert json.dumps(template) == before
 
 
 def test_a_template_is_written_as_plain_yaml() -> None:
-    placing = Placing(frozenset({"a"}), frozenset({"b"}), "pack", 1, GPU)
+    placing = Placing(frozenset({"a"}), frozenset({"b"}), "pack", APPLICATION, 1, GPU)
     template = gang_template(executor_template({}, GPU), placing)
     assert yaml.safe_load(yaml.safe_dump(template)) == template
 
@@ -202,6 +219,51 @@ def test_another_file_is_refused_by_name(tmp_path: Path, content: bytes, reason:
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=f"podTemplateFile={file}: {reason}"):
         read_template({TEMPLATE: str(file)})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "metadata:",
+        "spec:",
+        "metadata: {annotations: }",
+        "spec: {containers: [{name: x, env: , volumeMounts: }]}",
+        "spec: {containers: , volumes: , tolerations: , affinity: , nodeSelector: }",
+        "spec: {affinity: {nodeAffinity: , podAntiAffinity: }}",
+        f"spec: {{affinity: {{nodeAffinity: {{{REQUIRED}: }}}}}}",
+        f"spec: {{affinity: {{podAntiAffinity: {{{REQUIRED}: }}}}}}",
+        f"spec: {{affinity: {{nodeAffinity: {{{REQUIRED}: {{nodeSelectorTerms: }}}}}}}}",
+    ],
+)
+def test_a_key_without_a_value_is_as_if_absent(tmp_path: Path, content: str) -> None:
+    (tmp_path / "template.yaml").write_text(f"apiVersion: v1\nkind: Pod\n{content}\n")
+    template = executor_template({TEMPLATE: str(tmp_path / "template.yaml")}, GPU)
+    template["spec"]["containers"][0]["name"] = "spark-kubernetes-executor"
+    placing = Placing(frozenset({"a"}), frozenset(), "spread", APPLICATION, 1, GPU)
+    without = executor_template({}, GPU)
+    assert gang_template(template, placing) == gang_template(without, placing)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("metadata: 1", "metadata must be a mapping"),
+        ("spec: [1]", "spec must be a mapping"),
+        ("spec: {containers: x}", "spec.containers must be a list"),
+        ("spec: {containers: [{}, null]}", r"spec.containers\[1\] must be a mapping"),
+        ("spec: {containers: [{env: {A: b}}]}", r"spec.containers\[0\].env must be a list"),
+        ("spec: {tolerations: [a]}", r"spec.tolerations\[0\] must be a mapping"),
+        ("spec: {nodeSelector: [a]}", "spec.nodeSelector must be a mapping"),
+        ("spec: {affinity: {nodeAffinity: []}}", "spec.affinity.nodeAffinity must be a mapping"),
+    ],
+)
+def test_a_part_of_another_form_is_refused_by_name(
+    tmp_path: Path, content: str, reason: str
+) -> None:
+    file = tmp_path / "template.yaml"
+    file.write_text(f"kind: Pod\n{content}\n")
+    with pytest.raises(ConfigError, match=f"podTemplateFile={file}: {reason}"):
+        node_rules({TEMPLATE: str(file)}, GPU)
 
 
 def test_a_file_that_is_absent_is_refused(tmp_path: Path) -> None:

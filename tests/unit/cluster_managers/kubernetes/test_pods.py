@@ -133,6 +133,29 @@ def test_the_first_waiting_container_counts() -> None:
     assert pod.waiting == ("CrashLoopBackOff", "back-off 10s")
 
 
+def waiting(reason: str) -> dict[str, Any]:
+    return {"state": {"waiting": {"reason": reason}}}
+
+
+@pytest.mark.parametrize(
+    ("init", "containers", "reason"),
+    [
+        (["ImagePullBackOff"], ["PodInitializing"], "ImagePullBackOff"),
+        (["PodInitializing"], ["CreateContainerError"], "CreateContainerError"),
+        ([], ["ContainerCreating", "ErrImagePull"], "ErrImagePull"),
+        ([], ["ContainerCreating"], "ContainerCreating"),
+    ],
+)
+def test_a_container_that_is_starting_does_not_hide_anothers_problem(
+    init: list[str], containers: list[str], reason: str
+) -> None:
+    status = {
+        "initContainerStatuses": [waiting(name) for name in init],
+        "containerStatuses": [waiting(name) for name in containers],
+    }
+    assert pod_of(pod_answer(status=status), GPU).waiting == (reason, "")
+
+
 @pytest.mark.parametrize(
     ("status", "end"),
     [
@@ -180,8 +203,18 @@ def test_the_reason_of_an_end(status: dict[str, Any], end: tuple[str, str]) -> N
 
 def test_the_exit_code_is_that_of_a_container_that_ended() -> None:
     terminated = {"reason": "OOMKilled", "exitCode": 137}
-    status = {"containerStatuses": [{"state": {"terminated": terminated}}]}
+    succeeded = {"state": {"terminated": {"reason": "Completed", "exitCode": 0}}}
+    status = {"containerStatuses": [succeeded, {"state": {"terminated": terminated}}]}
     assert pod_of(pod_answer(status=status), GPU).exit_code == 137
+
+
+def test_an_init_container_counts_if_it_failed() -> None:
+    succeeded = {"state": {"terminated": {"reason": "Completed", "exitCode": 0}}}
+    failed = {"state": {"terminated": {"reason": "Error", "exitCode": 2}}}
+    pod = pod_of(pod_answer(status={"initContainerStatuses": [succeeded]}), GPU)
+    assert (pod.end, pod.exit_code) == (("", ""), None)
+    pod = pod_of(pod_answer(status={"initContainerStatuses": [succeeded, failed]}), GPU)
+    assert (pod.end, pod.exit_code) == (("Error", ""), 2)
 
 
 def test_the_owner_of_a_pod() -> None:

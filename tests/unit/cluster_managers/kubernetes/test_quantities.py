@@ -18,6 +18,9 @@ from hopsgpu.errors import HopsGpuError
         (3, 3),
         ("0.5", Fraction(1, 2)),
         (".25", Fraction(1, 4)),
+        ("+.25", Fraction(1, 4)),
+        ("5.", 5),
+        ("5.Ki", 5 * 1024),
         ("100m", Fraction(1, 10)),
         ("3920m", Fraction(392, 100)),
         ("1500u", Fraction(15, 10**4)),
@@ -52,7 +55,8 @@ def test_a_quantity_has_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Gi", "1 Gi", "1gi", "1K", "1Mib", "two", "1e", "1e999", "0x10", "1.2.3", None, {}]
+    "text",
+    ["", "Gi", "1 Gi", "1gi", "1K", "1Mib", "two", "1e", "1e999", "0x10", "1.2.3", ".", None, {}],
 )
 def test_other_texts_are_refused(text: object) -> None:
     with pytest.raises(HopsGpuError, match="where a quantity is expected"):
