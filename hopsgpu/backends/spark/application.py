@@ -7,7 +7,7 @@ import functools
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from pyspark.resource import ResourceProfile
@@ -125,6 +125,13 @@ class Application(GangApplication):
 
         Args:
             executors: Spark's IDs of the executors.
+        """
+
+    def end_stranded(self, containers: Mapping[str, str]) -> None:
+        """Give up executors of nodes that no longer report, where somebody has to do that.
+
+        Args:
+            containers: host of each executor that is to end, by its container's ID.
         """
 
     def removals(self) -> CapturedLog | None:

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from hopsgpu.backends.spark.settings import check_python, check_session
 from hopsgpu.cluster_managers.kubernetes.application_leases import RENEW_SECONDS, ApplicationLease
 from hopsgpu.cluster_managers.kubernetes.kind import IMAGE
 from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
+from hopsgpu.cluster_managers.kubernetes.nodes import NOT_READY
 from hopsgpu.cluster_managers.kubernetes.pod_template import (
     TEMPLATE,
     Placing,
@@ -46,6 +47,8 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 
 log = logging.getLogger(__name__)
 
+# Shortest time between two searches for pods of nodes that do not report.
+_STRANDED_SECONDS = 2.0
 _EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
 
 
@@ -56,6 +59,7 @@ class KubernetesApplication(ClusterApplication):
     manager: KubernetesManager
     _image_lock: threading.Lock = field(default_factory=threading.Lock)
     _is_image_checked: bool = False
+    _stranded_at: float = float("-inf")
 
     @property
     def can_prefer_hosts(self) -> bool:
@@ -140,6 +144,23 @@ class KubernetesApplication(ClusterApplication):
             self.manager.delete_executors(self.id, executors)
         except HopsGpuError as error:
             log.info("the pods end by themselves: %s", error)
+
+    def end_stranded(self, containers: Mapping[str, str]) -> None:
+        """Remove pods of nodes that do not report: no kubelet confirms their end.
+
+        Their agents have ended, because they have lost the driver, or end with the node.
+        """
+        if time.monotonic() - self._stranded_at < _STRANDED_SECONDS:
+            return
+        self._stranded_at = time.monotonic()
+        try:
+            lost = {node.host for node in self.manager.nodes() if node.state == NOT_READY}
+            for container, host in containers.items():
+                if host in lost:
+                    log.info("%s does not report: removes the pod %s", host, container)
+                    self.manager.remove_pod(container.rpartition("/")[2])
+        except HopsGpuError as error:
+            log.info("pods of lost nodes could not be removed: %s", error)
 
 
 def kubernetes_application(context: SparkContext, jvm: Jvm) -> KubernetesApplication:

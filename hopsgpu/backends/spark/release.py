@@ -191,6 +191,8 @@ class _ReleaseWatch:
         self._last_answer = (
             f"{count_of(len(held.containers), 'container')}, {held.pending} requested"
         )
+        if held.containers:
+            self._executors.application.end_stranded(held.containers)
         return not held.containers and not held.pending
 
     def _is_confirmed(self) -> bool:

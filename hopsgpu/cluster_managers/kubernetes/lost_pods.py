@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hopsgpu.cluster_managers.kubernetes.nodes import NOT_READY
 from hopsgpu.cluster_managers.kubernetes.pods import Pod
 from hopsgpu.cluster_managers.snapshot import Node
 
@@ -69,7 +70,7 @@ def why_lost(
     node = states.get(host)
     if node is None and nodes:
         return f"its node {host} no longer exists"
-    if node is not None and node.state == "NOT READY":
+    if node is not None and node.state == NOT_READY:
         return f"its node {host} is not ready: {node.health}"
     for pod in pods:
         if words := _words_of(*pod.end):

@@ -66,7 +66,7 @@ _EVENT_SECONDS = 120.0
 _START_SECONDS = 60.0
 # Number of pods whose application and node are remembered: events name only the pod.
 _MAX_SEEN = 4096
-_FORBIDDEN = 403
+_FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
 # The kubelet ends a container this long after the signal; ranks have ended before.
 _GRACE_SECONDS = 1
 
@@ -262,6 +262,15 @@ class KubernetesManager(ClusterManager):
             labelSelector=selector,
         )
 
+    def remove_pod(self, name: str) -> None:
+        """Remove a pod from the API server without its kubelet's confirmation."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+        try:
+            self._client.delete(f"{self._path('pods')}/{quote(name)}", options)
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+
     def are_gpus_ending(self) -> bool:
         """Return False: a pod is listed until the kubelet has ended its containers."""
         return False
@@ -324,7 +333,7 @@ class KubernetesManager(ClusterManager):
         try:
             self._client.create(path, lease_body(application, owner))
         except ApiError as error:
-            if error.status != 409:
+            if error.status != _CONFLICT:
                 raise
             present = self._client.get(f"{path}/{lease_name(application.id)}")
             version = text_of(mapping_of(present, "metadata"), "resourceVersion")
@@ -341,7 +350,7 @@ class KubernetesManager(ClusterManager):
                     self._client.delete(path)
                 except ApiError as error:
                     # Another driver may have removed it.
-                    if error.status != 404:
+                    if error.status != _NOT_FOUND:
                         raise
 
     def pod_reference(self, name: str) -> dict[str, Any]:
@@ -438,7 +447,7 @@ class KubernetesManager(ClusterManager):
         try:
             return lease_of(self._client.get(path))
         except ApiError as error:
-            if error.status == 404:
+            if error.status == _NOT_FOUND:
                 return None
             raise
 

@@ -15,7 +15,7 @@ from hopsgpu.cluster_managers.kubernetes.pods import list_of, mapping_of, text_o
 from hopsgpu.cluster_managers.node_gpu_list import Devices, NodeGpu
 from hopsgpu.cluster_managers.snapshot import Node
 
-RUNNING = "RUNNING"
+RUNNING, NOT_READY = "RUNNING", "NOT READY"
 PRODUCT, MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 _DRIVER = ("nvidia.com/cuda.driver-version.full", "nvidia.com/cuda.driver.rev")
 _REPELLING = ("NoSchedule", "NoExecute")
@@ -97,7 +97,7 @@ def _state_of(answer: Mapping[str, Any], rules: NodeRules) -> tuple[str, str]:
         {},
     )
     if ready.get("status") != "True":
-        return "NOT READY", text_of(ready, "message") or "its kubelet does not report"
+        return NOT_READY, text_of(ready, "message") or "its kubelet does not report"
     if spec.get("unschedulable") and not any(t.is_covering(_CORDON) for t in rules.tolerations):
         return "CORDONED", "an administrator made it unschedulable (kubectl uncordon allows pods)"
     if repelling := _repelling_taints(spec, rules.tolerations):

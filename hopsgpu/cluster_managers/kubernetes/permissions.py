@@ -117,7 +117,7 @@ RULES = (
         ("create", "get", "list", "update"),
         "a driver reports by its Lease that it lives, and reads those of other drivers",
         ("delete",),
-        "the Lease of an application that has ended remains, and counts as lost after a minute",
+        "Leases of applications that have ended remain",
         group="coordination.k8s.io",
     ),
     PermissionRule(
