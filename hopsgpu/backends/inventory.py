@@ -73,7 +73,8 @@ class Observer:
         return self._manager.overview(self._user)
 
     def devices(self, overview: Overview) -> NodeAnswers:
-        return self._manager.devices(asked_nodes(overview.nodes))
+        nodes = [node for node in overview.nodes if node.total.gpus and node.state not in _GONE]
+        return self._manager.devices(nodes)
 
     def gpus(self, overview: Overview, answers: NodeAnswers) -> ClusterGpus:
         observed = cluster_gpus(overview, answers, self._user or "", time.time())
@@ -154,11 +155,6 @@ def cluster_gpus(overview: Overview, answers: NodeAnswers, user: str, now: float
         executor=str(executor),
         problems=(*overview.problems, *_problems(has_gpus, answers)),
     )
-
-
-def asked_nodes(nodes: Iterable[Node]) -> list[Node]:
-    """Return the nodes with GPUs whose NodeManager is running and can describe them."""
-    return [node for node in nodes if node.total.gpus and node.web and node.state not in _GONE]
 
 
 def _without_removed(nodes: Sequence[Node]) -> list[Node]:

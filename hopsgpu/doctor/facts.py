@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from hopsgpu.backends.gang_queue import GangQueueReader
-from hopsgpu.backends.gang_queue_root import gang_queue_root
+from hopsgpu.backends.gang_queue_root import find_hosted_queues, gang_queue_root
 from hopsgpu.backends.inventory import Observer
+from hopsgpu.backends.queue_directory import GangQueueRoot
 from hopsgpu.backends.spark.container_image import IMAGE, PYTHON, requested_image
 from hopsgpu.backends.spark.spark_location import cluster_spark
 from hopsgpu.backends.spark.spark_versions import jar_version
@@ -257,7 +258,11 @@ def queue_facts(
     """Read the queues of gangs of the cluster's partitions, and who owns their directories."""
     locks = settings.get("spark.hopsgpu.locks") or environ.get("HOPSGPU_LOCKS")
     try:
-        base, names = gang_queue_root(locks, setting("fs.defaultFS"), manager.cluster)
+        default_fs = settings.get("spark.hadoop.fs.defaultFS") or setting("fs.defaultFS")
+        hosted = find_hosted_queues(manager, locks, default_fs)
+        if hosted is not None:
+            return _hosted_queue_facts(hosted, manager)
+        base, names = gang_queue_root(locks, default_fs, manager.cluster)
         chain = [base]
         for name in names:
             chain.append(chain[-1] / name)
@@ -265,6 +270,18 @@ def queue_facts(
         return _queue_facts(base, chain if locks else chain[1:], manager)
     except HopsGpuError as error:
         return QueueFacts("", problem=str(error))
+
+
+def _hosted_queue_facts(root: GangQueueRoot, manager: ClusterManager) -> QueueFacts:
+    """Read the queue of gangs in the cluster manager, which has no directories with owners."""
+    queues, _ = GangQueueReader(root).read()
+    snapshots = [snapshot for snapshot, _ in queues.values()]
+    return QueueFacts(
+        url=root.url,
+        is_hosted=True,
+        waiting=sum(len(snapshot.tickets) for snapshot in snapshots),
+        ignored=Counter(file.owner for snapshot in snapshots for file in snapshot.ignored),
+    )
 
 
 def _queue_facts(base: LakePath, chain: Sequence[LakePath], manager: ClusterManager) -> QueueFacts:

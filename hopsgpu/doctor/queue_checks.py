@@ -30,6 +30,7 @@ class QueueFacts:
     Attributes:
         url: the directory that has one for each partition.
         is_local: whether it is on a local or mounted file system.
+        is_hosted: whether it is in the cluster manager, and not on a file system.
         administrator: owner of the file system's root; "" if it cannot be read.
         parents: the existing directories that lead to the partitions, the first one first.
         partitions: one for each partition; none if no gang has waited yet.
@@ -40,6 +41,7 @@ class QueueFacts:
 
     url: str
     is_local: bool = False
+    is_hosted: bool = False
     administrator: str = ""
     parents: tuple[QueueDirectory, ...] = ()
     partitions: tuple[QueueDirectory, ...] = ()
@@ -55,7 +57,7 @@ def check_gang_queue(facts: QueueFacts) -> Check:
     """
     if facts.problem:
         return unknown(NAME, facts.problem)
-    if not facts.partitions:
+    if not facts.partitions and not facts.is_hosted:
         seen = f"{facts.url} has no queue yet: the user of the first gang would own it"
         return unknown(NAME, seen, _creation(facts))
     owned = [

@@ -292,3 +292,30 @@ def test_an_application_reports_that_it_lives(spark: SparkSession, kubectl: Kube
         return bool(present["spec"]["renewTime"] > before)
 
     assert until(is_renewed)
+
+
+def test_without_a_shared_file_system_gangs_wait_in_leases(
+    cluster_env: dict[str, str], manager: ClusterManager, kubectl: Kubectl, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import hopsgpu\n"
+        "if __name__ == '__main__':\n"
+        "    hopsgpu.session('no-lake')\n"
+        "    print(hopsgpu.launch(abs, args=(-2,), workers=2).values)\n"
+    )
+    environ = {**cluster_env, "HOPSGPU_ROOT": (tmp_path / "lake").as_uri()}
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        environ.pop(name)
+    ran = subprocess.run(
+        [sys.executable, str(script)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
+    )
+    assert ran.returncode == 0 and "(2, 2)" in ran.stdout, ran.stderr
+    leases = kubectl("get", "leases", "--selector", "hopsgpu/queue", is_json=True)["items"]
+    assert any(lease["metadata"]["name"].startswith("hopsgpu-queue-turn-") for lease in leases)
+    assert gpus_become(manager, 0)

@@ -200,7 +200,11 @@ def _keep_lease(application: KubernetesApplication) -> None:
     pod = application.setting("spark.kubernetes.driver.pod.name")
     owner = manager.pod_reference(pod) if pod else None
     first = ApplicationLease(
-        application.id, str(context.appName), manager.caller(), time.time(), time.time()
+        application.id,
+        str(context.appName),
+        manager.caller(),
+        context.startTime / 1000,
+        time.time(),
     )
     ended = threading.Event()
 

@@ -100,7 +100,8 @@ class YarnManager(ClusterManager):
         return self.resource_manager.nodes()
 
     def devices(self, nodes: Sequence[Node]) -> NodeAnswers:
-        return self.node_managers.devices(nodes)
+        # A NodeManager without an address is not running.
+        return self.node_managers.devices([node for node in nodes if node.web])
 
     def snapshot(self, application_id: str, user: str) -> Snapshot:
         return self.resource_manager.snapshot(application_id, user, self._partition)

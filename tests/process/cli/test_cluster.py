@@ -107,7 +107,7 @@ def test_options_reach_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     given |= {"simple_web": None, "token_lifetimes": (60.0, 300.0)}
     given |= {"https": True, "namenode_ha": True, "resourcemanager_ha": None, "preemption": True}
     given |= {"timeout": 600.0, "has_docker": True, "mig": "1g.10gb:7"}
-    given |= {"is_standalone": True, "has_master_ha": True}
+    given |= {"is_standalone": True, "has_master_ha": True, "is_kubernetes": None}
     for _, options in calls:
         assert isinstance(options, dict) and options.pop("say")
     # Of what is not given, that of a cluster that runs is kept.
