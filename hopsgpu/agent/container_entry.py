@@ -56,7 +56,8 @@ def enter_container(addresses: Sequence[str]) -> None:
     Args:
         addresses: the GPUs that Spark assigned to the task.
     """
-    if os.environ.get(POD):
+    is_in_pod = bool(os.environ.get(POD))
+    if is_in_pod:
         os.environ.update(variables_of_pod(os.environ))
     elif not os.environ.get(CONTAINER):
         jvm = ancestor("java")
@@ -69,9 +70,10 @@ def enter_container(addresses: Sequence[str]) -> None:
     if scratch:
         # The agent of an earlier task may have removed it.
         _link_scratch(Path.cwd(), Path(scratch))
-    _link_hadoop_conf(Path.cwd())
-    if addresses and not Path(CONTAINER_GPUS).exists():
-        _claim(addresses)
+    if scratch or is_in_pod:
+        _link_hadoop_conf(Path.cwd())
+        if addresses and not Path(CONTAINER_GPUS).exists():
+            _claim(addresses)
 
 
 def variables_of(

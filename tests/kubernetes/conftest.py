@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from hopsgpu.devcluster.kubernetes import admin_kubeconfig
 from hopsgpu.devcluster.kubernetes_programs import KUBECTL, built_programs
@@ -37,7 +36,8 @@ def kubectl(cluster_dir: Path) -> Kubectl:
         output = ("-o", "json") if is_json else ()
         completed = subprocess.run(
             [str(program), "--kubeconfig", str(config), *arguments, *output],
-            input=None if stdin is None else yaml.safe_dump(stdin),
+            # JSON is YAML, too.
+            input=None if stdin is None else json.dumps(stdin),
             capture_output=True,
             text=True,
             timeout=_SECONDS,

@@ -130,21 +130,20 @@ def test_a_pod_that_is_taken_away_is_a_loss_with_its_reason(
     action: tuple[str, ...],
     words: str,
 ) -> None:
-    run = hopsgpu.submit(time.sleep, args=(600,), workers=2, progress="off")
-    assert until(lambda: run.status().state == "running")
-    pod = executors(kubectl, spark)[0]["metadata"]["name"]
-    if action[0] == "evict":
-        body = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": pod, "namespace": "default"},
-        }
-        path = f"/api/v1/namespaces/default/pods/{pod}/eviction"
-        kubectl("create", "--raw", path, "--filename", "-", stdin=body)
-    else:
-        kubectl(*action[:2], pod, *action[2:])
-    with pytest.raises(hopsgpu.RankFailed) as lost:
-        run.result()
+    with running(2) as run:
+        pod = executors(kubectl, spark)[0]["metadata"]["name"]
+        if action[0] == "evict":
+            body = {
+                "apiVersion": "policy/v1",
+                "kind": "Eviction",
+                "metadata": {"name": pod, "namespace": "default"},
+            }
+            path = f"/api/v1/namespaces/default/pods/{pod}/eviction"
+            kubectl("create", "--raw", path, "--filename", "-", stdin=body)
+        else:
+            kubectl(*action[:2], pod, *action[2:])
+        with pytest.raises(hopsgpu.RankFailed) as lost:
+            run.result()
     assert re.search(words, str(lost.value)), str(lost.value)
     assert gpus_become(manager, 0)
 

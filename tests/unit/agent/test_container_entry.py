@@ -1,4 +1,4 @@
-"""What a task makes of the executor of a standalone worker."""
+"""What a task makes of the executor of a standalone worker, and of one in a pod."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.agent import agent, container_entry, process_daemon
-from hopsgpu.agent.container_entry import enter_container, variables_of
+from hopsgpu.agent.container_entry import enter_container, variables_of, variables_of_pod
 from hopsgpu.core.container_ids import describe_log, standalone_container
 
 # The command line of an executor's JVM, as PySpark 4.3.0 starts it.
@@ -44,6 +44,36 @@ def test_later_executors_have_larger_ids() -> None:
     assert ids == sorted(ids)
 
 
+def test_a_pod_is_a_container_with_its_nodes_name() -> None:
+    environ = {
+        "HOPSGPU_POD": "train-exec-1",
+        "HOPSGPU_NAMESPACE": "training",
+        "HOPSGPU_NODE": "node1",
+        "SPARK_LOCAL_DIRS": "/var/data/spark-1",
+    }
+    assert variables_of_pod(environ) == {
+        "CONTAINER_ID": "training/train-exec-1",
+        "NM_HOST": "node1",
+        "LOCAL_DIRS": "/var/data/spark-1",
+    }
+
+
+def test_the_gpus_of_a_pod_are_leased_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    claimed: list[list[str]] = []
+    monkeypatch.setattr(container_entry, "_claim", claimed.append)
+    for name in ("CONTAINER_ID", "NM_HOST"):
+        # Restored at the end of the test, since the call sets them.
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("HOPSGPU_POD", "train-exec-1")
+    monkeypatch.chdir(tmp_path)
+    enter_container([])
+    enter_container(["GPU-1"])
+    assert claimed == [["GPU-1"]]
+    (tmp_path / container_entry.CONTAINER_GPUS).touch()
+    enter_container(["GPU-1"])
+    assert claimed == [["GPU-1"]]
+
+
 def test_a_container_of_yarn_is_left_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +89,8 @@ def test_the_ranks_directory_goes_with_the_executor(tmp_path: Path) -> None:
     work, scratch = tmp_path / "work", tmp_path / "local" / "hopsgpu-executor-1"
     (work / container_entry.HADOOP_CONF).mkdir(parents=True)
     for _ in range(2):  # the next task of the executor finds it
-        container_entry._link_directories(work, scratch)
+        container_entry._link_scratch(work, scratch)
+        container_entry._link_hadoop_conf(work)
     assert (work / "hopsgpu").resolve() == scratch
     conf = work / "__spark_conf__" / "__hadoop_conf__"
     assert conf.resolve() == work / container_entry.HADOOP_CONF
