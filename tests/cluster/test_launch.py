@@ -283,8 +283,9 @@ def test_settings_are_as_before(spark: SparkSession) -> None:
     assert application.setting("spark.dynamicAllocation.enabled") == "true"
 
     def left() -> list[str]:
-        # On Kubernetes, an application's Lease is renewed as long as the application lives.
-        names = [t.name for t in threading.enumerate() if t.name != "hopsgpu-lease"]
+        # On Kubernetes, two threads live as long as the application: for its Lease and its pods.
+        lasting = ("hopsgpu-lease", "hopsgpu-pods")
+        names = [t.name for t in threading.enumerate() if t.name not in lasting]
         return [name for name in names if name.startswith("hopsgpu-")]
 
     assert until(lambda: not left()), left()

@@ -119,8 +119,7 @@ def test_nodes_that_take_no_pods_are_not_counted(
     ("action", "words"),
     [
         (("delete", "pod", "--wait=false", "--grace-period=1"), "deleted|exit"),
-        # The pod is gone before anybody asks for the reason, and no event names it.
-        (("evict",), "evicted|deleted by a user or the framework"),
+        (("evict",), "its pod was evicted"),
     ],
 )
 def test_a_pod_that_is_taken_away_is_a_loss_with_its_reason(

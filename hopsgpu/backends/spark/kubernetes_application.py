@@ -228,3 +228,4 @@ def _keep_lease(application: KubernetesApplication) -> None:
     manager.remove_old_leases()
     atexit.register(end)
     start_daemon("hopsgpu-lease", keep)
+    start_daemon("hopsgpu-pods", lambda: manager.watch_executors(application.id, ended))

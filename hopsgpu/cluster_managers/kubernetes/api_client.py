@@ -5,6 +5,7 @@ Source: the Kubernetes documentation, "Kubernetes API Concepts" (lists, errors a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -17,6 +18,7 @@ import urllib3
 from hopsgpu.cluster_managers.http_client import MAX_ANSWER_BYTES, NoAccess, NoAnswer, NotUnderstood
 from hopsgpu.cluster_managers.kubernetes.credentials import ApiAccess
 from hopsgpu.errors import ConfigError
+from hopsgpu.units import MIB
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,8 @@ _TOTAL_PER_READ = 6
 _PAGE, _MAX_PAGES = 500, 200
 _MAX_TEXT = 400
 _CONNECTIONS = 8
+# An object of the API server has at most 1.5 MiB.
+_MAX_LINE_BYTES = 2 * MIB
 
 
 class ApiError(NoAnswer):
@@ -112,6 +116,27 @@ class ApiClient:
                 return
         raise NoAnswer(f"{path} has more than the {_PAGE * _MAX_PAGES} objects that are accepted")
 
+    def watch(self, path: str, seconds: float, **query: str) -> Iterator[tuple[str, Answer]]:
+        """Yield the changes of a list's objects as they happen: what happened, and the object.
+
+        The objects that exist come first, as "ADDED". The server ends the answer after some time.
+
+        Args:
+            seconds: the time after which it ends.
+        """
+        query = {**query, "watch": "true", "timeoutSeconds": str(int(seconds))}
+        with self._open("GET", path, query, read_seconds=seconds + self._seconds[1]) as response:
+            if response.status >= 300:
+                raise self._error(response.status, _parse(self._read(response)))
+            for line in _lines(response):
+                event = _parse(line)
+                if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
+                    raise NotUnderstood(f"{self.address}{path}: a line is no change of an object")
+                if event.get("type") == "ERROR":
+                    code = event["object"].get("code")
+                    raise self._error(code if isinstance(code, int) else 500, event["object"])
+                yield str(event.get("type")), event["object"]
+
     def create(self, path: str, body: Answer) -> Answer:
         return self._ask("POST", path, body=body)
 
@@ -128,6 +153,28 @@ class ApiClient:
         query: Mapping[str, str] | None = None,
         body: Answer | None = None,
     ) -> Answer:
+        with self._open(method, path, query or {}, body) as response:
+            answer = _parse(self._read(response))
+        if response.status >= 300:
+            raise self._error(response.status, answer)
+        if not isinstance(answer, dict):
+            raise NotUnderstood(f"{self.address}{path}: the answer is not a JSON object")
+        return answer
+
+    @contextlib.contextmanager
+    def _open(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Answer | None = None,
+        read_seconds: float | None = None,
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
+        """Send a request; provide the answer, whose content the caller reads.
+
+        Args:
+            read_seconds: the limit of each read; None for that of the client.
+        """
         url = f"{self.address}{path}" + (f"?{urlencode(query)}" if query else "")
         headers = {"Accept": "application/json"}
         if body is not None:
@@ -137,6 +184,7 @@ class ApiClient:
         except ConfigError as error:
             raise NoAccess(str(error)) from error
         began = time.monotonic()
+        connect, read = self._seconds[0], read_seconds or self._seconds[1]
         try:
             response = self._pool.request(
                 method,
@@ -144,9 +192,10 @@ class ApiClient:
                 headers=headers,
                 body=None if body is None else json.dumps(body),
                 preload_content=False,
+                timeout=urllib3.Timeout(connect=connect, read=read),
             )
             try:
-                content = self._read(response)
+                yield response
             except BaseException:
                 # The rest of the answer would stand before the next one.
                 response.close()
@@ -158,15 +207,6 @@ class ApiClient:
             log.debug("%s %s: %s after %.2f s", method, path, reason, time.monotonic() - began)
             raise NoAnswer(f"the API server at {self.address} does not answer: {reason}") from error
         log.debug("%s %s: HTTP %d", method, path, response.status)
-        try:
-            answer = json.loads(content)
-        except (ValueError, RecursionError):
-            answer = None
-        if response.status >= 300:
-            raise self._error(response.status, answer)
-        if not isinstance(answer, dict):
-            raise NotUnderstood(f"{self.address}{path}: the answer is not a JSON object")
-        return answer
 
     def _read(self, response: urllib3.BaseHTTPResponse) -> bytes:
         deadline = time.monotonic() + self._seconds[1] * _TOTAL_PER_READ
@@ -200,6 +240,28 @@ def _chunks(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
         return
     while chunk := read_available(_CHUNK_BYTES, decode_content=True):
         yield chunk
+
+
+def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+    """Yield the lines of an answer as they arrive.
+
+    Raises:
+        NoAnswer: a line is too long.
+    """
+    rest = b""
+    for chunk in _chunks(response):
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from filter(None, lines)
+        if len(rest) > _MAX_LINE_BYTES:
+            raise NoAnswer(f"a line of the answer has more than {_MAX_LINE_BYTES} bytes")
+
+
+def _parse(content: bytes) -> object:
+    """Return a JSON value; None if the content is none."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _reason(error: BaseException) -> str:

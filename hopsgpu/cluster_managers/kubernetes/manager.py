@@ -66,6 +66,8 @@ _EVENT_SECONDS = 120.0
 _START_SECONDS = 60.0
 # Number of pods whose application and node are remembered: events name only the pod.
 _MAX_SEEN = 4096
+# The time of one request that watches pods, and until the next one after an error.
+_WATCH_SECONDS, _REWATCH_SECONDS = 60.0, 2.0
 _FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
 # The kubelet ends a container this long after the signal; ranks have ended before.
 _GRACE_SECONDS = 1
@@ -95,6 +97,8 @@ class KubernetesManager(ClusterManager):
         self._may_list_all: bool | None = None
         # Application and node of pods of executors, by their names.
         self._seen_pods: dict[str, tuple[str, str]] = {}
+        # Why pods of executors end, by their names.
+        self._ends: dict[str, PodEvent] = {}
 
     @property
     def title(self) -> str:
@@ -234,6 +238,34 @@ class KubernetesManager(ClusterManager):
             pending=sum(not pod.is_granted for pod in pods),
         )
 
+    def watch_executors(self, application_id: str, ended: threading.Event) -> None:
+        """Remember why executors' pods end, until an event is set.
+
+        A pod that is evicted names the reason only while it ends, which takes a second.
+        """
+        selector = f"{APPLICATION}={application_id},{ROLE}=executor"
+        while not ended.is_set():
+            try:
+                changes = self._client.watch(
+                    self._path("pods"), _WATCH_SECONDS, labelSelector=selector
+                )
+                for _, answer in changes:
+                    self._remember(application_id, pod_of(answer, self._gpu_resource))
+                    if ended.is_set():
+                        return
+            except HopsGpuError as error:
+                log.info("the pods of %s are not watched: %s", application_id, error)
+                ended.wait(_REWATCH_SECONDS)
+
+    def _remember(self, application_id: str, pod: Pod) -> None:
+        with self._lock:
+            self._seen_pods[pod.name] = (application_id, pod.node)
+            if pod.end[0]:
+                self._ends[pod.name] = PodEvent(pod.name, *pod.end, time.time())
+            for name in list(self._seen_pods)[:-_MAX_SEEN]:
+                del self._seen_pods[name]
+                self._ends.pop(name, None)
+
     def find_start_problem(self, application_id: str, profile_id: int) -> StartProblem | None:
         pods = self._executors_of(application_id, profile_id)
         problem = find_problem(pods)
@@ -282,11 +314,13 @@ class KubernetesManager(ClusterManager):
             pods = [
                 pod for pod in self._pods_of(f"{APPLICATION}={application_id}") if pod.node == host
             ]
-            events = [
-                event
-                for event in self._events()
-                if self._seen_pods.get(event.pod) == (application_id, host)
-            ]
+            events = self._events()
+            with self._lock:
+                events = [
+                    event
+                    for event in (*self._ends.values(), *events)
+                    if self._seen_pods.get(event.pod) == (application_id, host)
+                ]
             since = time.time() - _EVENT_SECONDS
             cause = why_lost(host, pods, events, self._nodes_with(()), since)
         except HopsGpuError as error:
@@ -412,10 +446,8 @@ class KubernetesManager(ClusterManager):
     def _executors_of(self, application_id: str, profile_id: int) -> list[Pod]:
         selector = f"{APPLICATION}={application_id},{ROLE}=executor,{PROFILE}={profile_id}"
         pods = self._pods_of(selector)
-        with self._lock:
-            self._seen_pods.update({pod.name: (application_id, pod.node) for pod in pods})
-            for name in list(self._seen_pods)[:-_MAX_SEEN]:
-                del self._seen_pods[name]
+        for pod in pods:
+            self._remember(application_id, pod)
         return pods
 
     def _pods_of(self, selector: str) -> list[Pod]:

@@ -453,3 +453,56 @@ def test_without_verification_any_certificate_serves(
     access.configuration.verify_ssl = False
     with pytest.warns(match="Unverified HTTPS request"):
         assert ApiClient(access, SECONDS).get("/version")
+
+
+def changes_of(*lines: bytes) -> Callable[[socket.socket], None]:
+    """Return what answers a watch with these lines, the last of which comes late."""
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+        for line in lines:
+            # A line may arrive in parts.
+            connection.sendall(line[:5])
+            time.sleep(0.05)
+            connection.sendall(line[5:] + b"\n")
+
+    return serve
+
+
+def test_a_watch_yields_changes_as_they_come() -> None:
+    lines = [b'{"type": "ADDED", "object": {"a": 1}}', b'{"type": "DELETED", "object": {"a": 2}}']
+    with raw_server(changes_of(*lines)) as url:
+        changes = list(ApiClient(access_of(url), SECONDS).watch("/pods", 5.0))
+    assert changes == [("ADDED", {"a": 1}), ("DELETED", {"a": 2})]
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "words"),
+    [
+        (b"[1]", NotUnderstood, "no change of an object"),
+        (b"<html>", NotUnderstood, "no change of an object"),
+        (
+            b'{"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}}',
+            ApiError,
+            "too old resource version",
+        ),
+    ],
+)
+def test_a_watch_that_is_none_is_an_error(line: bytes, error: type[Exception], words: str) -> None:
+    with raw_server(changes_of(line)) as url, pytest.raises(error, match=words):
+        list(ApiClient(access_of(url), SECONDS).watch("/pods", 5.0))
+
+
+def test_a_line_of_a_watch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_client, "_MAX_LINE_BYTES", 1000)
+    with raw_server(changes_of(b"x" * 100_000)) as url:
+        client = ApiClient(access_of(url), SECONDS)
+        with pytest.raises(NoAnswer, match="more than 1000 bytes"):
+            list(client.watch("/pods", 5.0))
+
+
+def test_who_may_not_watch_is_refused_in_the_servers_words() -> None:
+    with api_server({"GET /pods": single("forbidden")}) as server:
+        with pytest.raises(Forbidden, match="cannot list resource"):
+            list(client_of(server).watch("/pods", 5.0))
+        assert server.requests[0].query == {"watch": "true", "timeoutSeconds": "5"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -419,3 +421,30 @@ def test_leases_of_applications_that_ended_a_day_ago_are_removed(now: SimpleName
         server.answers[f"DELETE {LEASE}"] = single("lease_absent")
         manager.remove_old_leases()
     assert server.lines.count(f"DELETE {LEASE}") == 2
+
+
+def test_the_reason_of_an_end_is_known_after_the_pod_is_gone(
+    now: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = with_other_pod()
+    pod["status"]["conditions"] = [
+        {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+            "message": "Eviction API: evicting",
+        }
+    ]
+    gone = {f"GET {OWN}/pods": (200, list_of([])), f"GET {OWN}/events": (200, list_of([]))}
+    ended = threading.Event()
+
+    def changes(*_: object, **__: object) -> Iterator[tuple[str, dict[str, Any]]]:
+        ended.set()
+        yield "MODIFIED", pod
+
+    with api_server(gone) as server:
+        manager = manager_of(server)
+        monkeypatch.setattr(manager._client, "watch", changes)
+        manager.watch_executors(APPLICATION, ended)
+        lost = manager.why_lost(APPLICATION, "exit code 143", pod["spec"]["nodeName"])
+    assert lost.startswith("its pod was evicted, as by `kubectl drain`")
