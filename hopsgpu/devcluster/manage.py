@@ -185,7 +185,9 @@ def up(
             url = f"{state.filesystem}/tmp/hopsgpu-classes"
             make_archive(archive, layout, _client_environ(layout, state), url, say)
     info = _info(layout, state, tuple(missing))
-    manager = f"Spark's master {info.master}" if info.master else f"YARN {info.resourcemanager}"
+    manager = f"YARN {info.resourcemanager}"
+    if info.master:
+        manager = f"{'Kubernetes' if state.spec.is_kubernetes else 'Spark'} {info.master}"
     say(f"up after {wait.seconds:.1f} s: HDFS {info.filesystem}, {manager}")
     if realm := realm_of(layout, state.spec):
         say(

@@ -32,7 +32,8 @@ def test_an_hdfs_that_does_not_fit_is_left_alone(
     layout.format_marker.write_text("3.5.0")
     state = ClusterState(spec, "none", "/jdk", {})
     wait = StartupWait(layout, print)
-    starter = DaemonStarter(layout, state, DaemonJars(spec.hadoop, tmp_path, None), tmp_path, wait)
+    jars = DaemonJars(spec.hadoop, tmp_path, None)
+    starter = DaemonStarter(layout, state, jars, tmp_path, wait, {})
     with pytest.raises(ClusterError, match=why):
         start_all(starter, list(spec.daemons))
     assert not starter.started
