@@ -68,6 +68,7 @@ _START_SECONDS = 60.0
 _MAX_SEEN = 4096
 # The time of one request that watches pods, and until the next one after an error.
 _WATCH_SECONDS, _REWATCH_SECONDS = 60.0, 2.0
+_FAILED_SCHEDULING = "FailedScheduling"
 _FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
 # The kubelet ends a container this long after the signal; ranks have ended before.
 _GRACE_SECONDS = 1
@@ -271,11 +272,15 @@ class KubernetesManager(ClusterManager):
         problem = find_problem(pods)
         if problem is not None or (pods and all(pod.phase == "Running" for pod in pods)):
             return problem
-        # Spark deletes pods that have failed, so only events about them remain.
+        # Spark deletes pods that have failed, so only events about them remain. A pod that is there
+        # says itself whether the scheduler finds no node.
+        present = {pod.name for pod in pods}
         events = [
             event
             for event in self._events()
             if self._seen_pods.get(event.pod, ("", ""))[0] == application_id
+            and event.pod not in present
+            and event.reason != _FAILED_SCHEDULING
         ]
         return problem_of_events(events, time.time() - _START_SECONDS)
 
