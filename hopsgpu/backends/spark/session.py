@@ -64,7 +64,7 @@ def session(
 ) -> SparkSession:
     """Return a SparkSession that can hold gangs and releases their GPUs.
 
-    The session runs on YARN or on a standalone master. It runs on this machine if the master is
+    The session runs on YARN, on a standalone master or on Kubernetes. It runs here if the master is
     local[N] or local[*], or if neither a Hadoop configuration (HADOOP_CONF_DIR) nor a master is
     given; a line on stderr then says so. A session on a cluster has dynamic allocation without a
     minimum, and the settings of docs/how-it-works.md; on YARN, the discovery script is shipped to
@@ -73,15 +73,17 @@ def session(
 
     Args:
         name: name of the application.
-        master: "yarn", "spark://HOST:PORT", "local[*]" or "local[N]"; by default spark-submit's;
-            else that of spark-defaults.conf if it is a cluster's; else "yarn" if HADOOP_CONF_DIR or
-            YARN_CONF_DIR is set. Without any, the one of spark-defaults.conf, else "local[*]".
+        master: "yarn", "spark://HOST:PORT", "k8s://https://HOST:PORT", "local[*]" or "local[N]"; by
+            default spark-submit's; else that of spark-defaults.conf if it is a cluster's; else
+            "yarn" if HADOOP_CONF_DIR or YARN_CONF_DIR is set. Without any, the one of
+            spark-defaults.conf, else "local[*]".
         conf: more Spark properties, which override hopsgpu's. Properties that prevent gangs are
             refused.
-        image: container image in which all executors run, by YARN's Docker runtime (or runc, with
-            `spark.hopsgpu.image.runtime`), as "registry/name:tag". Their Python is the image's:
-            `python3.N` on its PATH, of this Python's version. By default executors run in no
-            image, or in `spark.hopsgpu.image` of spark-defaults.conf.
+        image: container image in which all executors run, as "registry/name:tag": by YARN's Docker
+            runtime (or runc, with `spark.hopsgpu.image.runtime`), or on Kubernetes. Their Python is
+            the image's, of this Python's minor version: on its PATH, `python3.N` on YARN and
+            `python3` on Kubernetes. By default, the image is `spark.hopsgpu.image` of
+            spark-defaults.conf; without it, executors on YARN run in no image.
 
     Raises:
         ConfigError: a setting prevents gangs, or two settings name different resources of GPUs (the
@@ -196,8 +198,8 @@ def _check_conf(
         raise ConfigError(f"name={name!r}: must be a string, the application's name")
     if master is not None and not isinstance(master, str):
         raise ConfigError(
-            f"master={master!r}: must be 'yarn', 'spark://HOST:PORT', 'local[*]', 'local[N]' or"
-            " None"
+            f"master={master!r}: must be 'yarn', 'spark://HOST:PORT', 'k8s://https://HOST:PORT',"
+            " 'local[*]', 'local[N]' or None"
         )
     if conf is not None and not isinstance(conf, Mapping):
         raise ConfigError(f"conf={conf!r}: must be a mapping of Spark properties to values")
