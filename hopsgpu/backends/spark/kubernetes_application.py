@@ -33,7 +33,7 @@ from hopsgpu.backends.spark.package_archive import ship_package
 from hopsgpu.backends.spark.resource_profiles import ProfilePool, build_kubernetes_profile
 from hopsgpu.backends.spark.settings import check_python, check_session
 from hopsgpu.cluster_managers.kubernetes.application_leases import RENEW_SECONDS, ApplicationLease
-from hopsgpu.cluster_managers.kubernetes.kind import IMAGE
+from hopsgpu.cluster_managers.kubernetes.kind import image_of
 from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
 from hopsgpu.cluster_managers.kubernetes.nodes import NOT_READY
 from hopsgpu.cluster_managers.kubernetes.pod_template import (
@@ -49,7 +49,6 @@ log = logging.getLogger(__name__)
 
 # Shortest time between two searches for pods of nodes that do not report.
 _STRANDED_SECONDS = 2.0
-_EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
 
 
 @dataclass
@@ -75,7 +74,7 @@ class KubernetesApplication(ClusterApplication):
 
     @property
     def image(self) -> str | None:
-        return self.setting(_EXECUTOR_IMAGE) or self.setting(IMAGE)
+        return image_of(self.setting) or None
 
     def check_image(self, requested: str) -> None:
         refuse_other_image(requested, self.image)
@@ -148,7 +147,7 @@ class KubernetesApplication(ClusterApplication):
     def end_stranded(self, containers: Mapping[str, str]) -> None:
         """Remove pods of nodes that do not report: no kubelet confirms their end.
 
-        Their agents have ended, because they have lost the driver, or end with the node.
+        The agents there have ended, because they have lost the driver, or end with the node.
         """
         if time.monotonic() - self._stranded_at < _STRANDED_SECONDS:
             return

@@ -9,17 +9,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from hopsgpu.backends.spark.console import gateway
 from hopsgpu.backends.spark.container_image import IMAGE
 from hopsgpu.backends.spark.session_builder import (
-    attach_or_stop,
     choose_python,
-    create_session,
-    new_builder,
+    resolve_settings,
+    start_in_client_mode,
 )
 from hopsgpu.backends.spark.settings import check_session, session_defaults
 from hopsgpu.cluster_managers.kubernetes.credentials import NAMESPACE, api_address, is_in_pod
 from hopsgpu.cluster_managers.kubernetes.kind import IMAGE as SPARK_IMAGE
+from hopsgpu.cluster_managers.kubernetes.kind import PYTHON_OF_IMAGE
 from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
 from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.errors import ConfigError
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 _PYTHON = "spark.pyspark.python"
 _DRIVER_HOST = "spark.driver.host"
 _DRIVER_POD = "spark.kubernetes.driver.pod.name"
-# The image's Python, on its PATH; this machine's has another path there.
-_PYTHON_OF_IMAGE = "python3"
 
 
 def check_kubernetes(requested: Mapping[str, str]) -> None:
@@ -67,17 +64,7 @@ def start_on_kubernetes(name: str, master: str, requested: Mapping[str, str]) ->
         CapacityError: the caller may not create pods in the namespace.
         HopsGpuError: the API server does not answer.
     """
-    from pyspark import SparkConf, SparkContext
-
-    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    environment = dict(spark_defaults(os.environ))
-    if is_submitted:
-        SparkContext._ensure_initialized()
-        environment = dict(SparkConf().getAll())
-    settings = {**session_defaults(master, environment), **requested, "spark.master": master}
-    if is_submitted:
-        # The settings of spark-submit, including spark-defaults.conf, are the user's settings.
-        settings = {**settings, **environment, **requested}
+    environment, settings = resolve_settings(master, requested)
     settings |= _image_properties({**environment, **settings})
     check_kubernetes({**environment, **settings})
     manager = required_kind(master).connect({**environment, **settings}, os.environ)
@@ -90,10 +77,8 @@ def start_on_kubernetes(name: str, master: str, requested: Mapping[str, str]) ->
         settings[_DRIVER_POD] = platform.node()
     if _DRIVER_HOST not in {**environment, **settings}:
         settings[_DRIVER_HOST] = _own_address(api_address(master))
-    choose_python(settings.get(_PYTHON) or os.environ.get("PYSPARK_PYTHON") or _PYTHON_OF_IMAGE)
-    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
-    return attach_or_stop(create_session(new_builder(name, settings)))
+    choose_python(settings.get(_PYTHON) or os.environ.get("PYSPARK_PYTHON") or PYTHON_OF_IMAGE)
+    return start_in_client_mode(name, settings)
 
 
 def _image_properties(settings: Mapping[str, str]) -> dict[str, str]:

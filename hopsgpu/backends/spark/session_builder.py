@@ -8,7 +8,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from hopsgpu.backends.spark.console import gateway
 from hopsgpu.backends.spark.log4j import suppressed
+from hopsgpu.backends.spark.settings import session_defaults
+from hopsgpu.storage.spark_defaults import spark_defaults
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,6 +37,40 @@ def choose_python(named: str | None) -> None:
         os.environ["PYSPARK_PYTHON"] = named
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def resolve_settings(
+    master: str, requested: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the environment's properties, and those of a session in client mode.
+
+    The environment's are spark-defaults.conf's, or under spark-submit those of its JVM.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    environment = dict(spark_defaults(os.environ))
+    if is_submitted:
+        SparkContext._ensure_initialized()
+        environment = dict(SparkConf().getAll())
+    settings = {**session_defaults(master, environment), **requested, "spark.master": master}
+    if is_submitted:
+        # The settings of spark-submit, including spark-defaults.conf, are the user's settings.
+        settings = {**settings, **environment, **requested}
+    return environment, settings
+
+
+def start_in_client_mode(name: str, settings: Mapping[str, str]) -> SparkSession:
+    """Return a session whose driver is this process, and which can hold gangs.
+
+    Raises:
+        ConfigError: as `attach_or_stop`.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
+    return attach_or_stop(create_session(new_builder(name, settings)))
 
 
 def new_builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:

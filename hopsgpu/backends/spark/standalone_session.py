@@ -6,13 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hopsgpu.backends.spark.console import gateway
 from hopsgpu.backends.spark.container_image import IMAGE, refuse_image
 from hopsgpu.backends.spark.session_builder import (
-    attach_or_stop,
     choose_python,
-    create_session,
-    new_builder,
+    resolve_settings,
+    start_in_client_mode,
 )
 from hopsgpu.backends.spark.settings import check_session, session_defaults
 from hopsgpu.cluster_managers.manager_table import required_kind
@@ -57,21 +55,9 @@ def start_on_standalone(name: str, master: str, requested: Mapping[str, str]) ->
         ConfigError: a setting prevents gangs; nothing was started.
         HopsGpuError: the master does not answer.
     """
-    from pyspark import SparkConf, SparkContext
-
-    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    environment = dict(spark_defaults(os.environ))
-    if is_submitted:
-        SparkContext._ensure_initialized()
-        environment = dict(SparkConf().getAll())
-    settings = {**session_defaults(master, environment), **requested, "spark.master": master}
-    if is_submitted:
-        # The settings of spark-submit, including spark-defaults.conf, are the user's settings.
-        settings = {**settings, **environment, **requested}
+    environment, settings = resolve_settings(master, requested)
     check_standalone({**environment, **settings})
     # Spark itself waits for a minute for a master that does not answer.
     required_kind(master).connect({**environment, **settings}, os.environ).check_submission()
     choose_python(settings.get(_PYTHON))
-    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
-    return attach_or_stop(create_session(new_builder(name, settings)))
+    return start_in_client_mode(name, settings)

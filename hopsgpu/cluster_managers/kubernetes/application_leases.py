@@ -49,7 +49,8 @@ class ApplicationLease:
     has_ended: bool = False
 
     def is_running(self, now: float) -> bool:
-        return not self.has_ended and now - self.renewed < LEASE_SECONDS
+        # Another user may date a Lease far ahead, which must not count as alive forever.
+        return not self.has_ended and abs(now - self.renewed) < LEASE_SECONDS
 
     def report(self, now: float) -> ApplicationReport:
         if self.is_running(now):

@@ -383,7 +383,7 @@ class KubernetesManager(ClusterManager):
         """Remove the Leases of applications that ended a day ago."""
         now = time.time()
         for lease in self._leases().values():
-            if not lease.is_running(now) and now - lease.renewed > KEPT_SECONDS:
+            if not lease.is_running(now) and abs(now - lease.renewed) > KEPT_SECONDS:
                 path = f"{_LEASES.format(quote(self.namespace))}/{lease_name(lease.id)}"
                 try:
                     self._client.delete(path)

@@ -53,7 +53,7 @@ _FORM: Mapping[str, Any] = {
     },
 }
 # Spark runs this script when an executor starts: the kubelet has chosen the GPUs before. A script
-# of a few lines needs no package of the image but a shell.
+# of a few lines needs only a shell in the image.
 _DISCOVERY_SCRIPT = """#!/bin/sh
 # Lists the GPUs of this container for Spark.
 smi=${HOPSGPU_NVIDIA_SMI:-nvidia-smi}

@@ -95,3 +95,9 @@ def test_long_names_are_cut_on_both_ways() -> None:
     answer["metadata"]["annotations"]["hopsgpu/name"] = "n" * 10**5
     lease = lease_of(answer)
     assert lease is not None and len(lease.name) == 200
+
+
+def test_a_lease_that_is_dated_ahead_does_not_live_forever() -> None:
+    lease = ApplicationLease("spark-1", "train", "alice", 0.0, 1000.0)
+    assert lease.is_running(1000.0 - 59) and lease.is_running(1000.0 + 59)
+    assert not lease.is_running(1000.0 - 61) and lease.report(900.0).has_ended
