@@ -81,14 +81,14 @@ def test_a_gang_waits_while_the_api_server_is_away(
     assert gpus_become(manager, 0)
 
 
-def test_a_kubelet_that_is_killed_does_not_end_a_training(
+def test_a_kubelet_that_is_stopped_does_not_end_a_training(
     spark: SparkSession,
     manager: ClusterManager,
     cluster_dir: Path,
     gpus_back: Callable[[], int],
     tmp_path: Path,
 ) -> None:
-    """A kubelet that does not answer looks the same to others; its pods run on."""
+    """SIGSTOP stops the kubelet only: the pods of its node run on."""
     run = hopsgpu.submit(
         wait_for, args=(str(tmp_path / "go"),), workers=2, placement="spread", progress="off"
     )
