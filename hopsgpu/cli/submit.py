@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import secrets
 import shlex
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hopsgpu.backends.spark.submit_command import SubmitJob
-    from hopsgpu.cluster_managers.yarn.application_state import ApplicationState
-    from hopsgpu.cluster_managers.yarn.manager import YarnManager
+    from hopsgpu.cluster_managers.manager import ClusterManager
+    from hopsgpu.cluster_managers.submitted_drivers import DriverState, SubmittedDrivers
     from hopsgpu.storage.lake import LakePath
 
 _PYTHON_ENV = "spark.hopsgpu.python_env"
@@ -40,7 +42,7 @@ _OPTIONS = (
     click.option(
         "--deploy-mode",
         type=click.Choice(["client", "cluster"]),
-        help="Run the driver here (client) or in YARN (cluster).  [default: cluster with --detach,"
+        help="Run the driver here (client) or in the cluster.  [default: cluster with --detach,"
         " else spark.submit.deployMode, else client]",
     ),
     click.option(
@@ -87,7 +89,7 @@ _OPTIONS = (
     click.option(
         "--detach",
         is_flag=True,
-        help="Run the driver in YARN, print the application's ID once YARN has accepted it, and"
+        help="Run the driver in the cluster, print the application's ID once it is accepted, and"
         " return.  [default: wait for the application's end]",
     ),
     click.option(
@@ -216,7 +218,7 @@ def submission_options(command: Callable[..., None]) -> Callable[..., None]:
 def submit(
     script: str, arguments: tuple[str, ...], idle_timeout: str | None, **options: Any
 ) -> None:
-    """Run a script as a Spark application on YARN that can hold gangs of GPUs.
+    """Run a script as a Spark application that can hold gangs of GPUs.
 
     Arguments after SCRIPT are passed to the script. The package, the discovery script and the
     modules beside the script are shipped; hopsgpu need not be installed on the nodes. The exit
@@ -234,6 +236,7 @@ def submit(
 
 def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) -> None:
     from hopsgpu.backends.spark.pyspark_archives import with_bytecode
+    from hopsgpu.backends.spark.spark_kinds import spark_kind_of
     from hopsgpu.backends.spark.submit_arguments import ship, submit_arguments
     from hopsgpu.backends.spark.submit_command import find_spark_submit, plan_submission
     from hopsgpu.cluster_managers.manager_table import MASTER, required_kind
@@ -263,24 +266,49 @@ def _run(job: SubmitJob, python_env: str | Sequence[str] | None, dry_run: bool) 
         url = (_planned_url if dry_run else _on_lake)(python_env, plan.properties)
         job = replace(job, conf={**job.conf, _PYTHON_ENV: url})
         plan = plan_submission(job, defaults, os.environ, sys.executable)
-    shipped = ship(
-        cache_directory(os.environ) / "submit", plan.properties, [job.script, *job.arguments]
-    )
-    command = [str(binary.absolute()), *submit_arguments(plan.arguments, defaults, shipped)]
-    if manager is None:
-        echo(shlex.join(command))
-    elif not isinstance(manager, YarnManager) or plan.mode == "client":
-        # spark-submit replaces this process, and so gets its signals and output.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.execve(binary, command, with_bytecode(os.environ))
-    else:
-        standing = _attend(job, command, with_bytecode(os.environ), manager)
-        if job.is_detached:  # a closed output must not end the application
-            echo(standing.id)
-            _say_next_steps(standing.id, plan.properties.get(_ROOT))
-        elif not standing.has_succeeded:
-            sys.exit(standing.exit_code or 1)
+    prepare = spark_kind_of(plan.properties[MASTER]).prepare_driver
+    with contextlib.ExitStack() as stack:
+        if prepare is not None and plan.mode == "cluster":
+            root = functools.partial(_root, plan.properties)
+            # The files of an application that a signal ends are removed, too.
+            stack.enter_context(exit_on_signals(signal.SIGINT))
+            more = stack.enter_context(
+                prepare(plan.properties, root, manager, job.tag, job.is_detached)
+            )
+            job = replace(job, conf={**job.conf, **more})
+            plan = plan_submission(job, defaults, os.environ, sys.executable)
+        shipped = ship(
+            cache_directory(os.environ) / "submit", plan.properties, [job.script, *job.arguments]
+        )
+        command = [str(binary.absolute()), *submit_arguments(plan.arguments, defaults, shipped)]
+        if manager is None:
+            echo(shlex.join(command))
+        elif plan.mode == "client":
+            # spark-submit replaces this process, and so gets its signals and output.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os.execve(binary, command, with_bytecode(os.environ))
+        else:
+            _submit_driver(job, command, with_bytecode(os.environ), manager, plan.properties)
+
+
+def _submit_driver(
+    job: SubmitJob,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    manager: ClusterManager,
+    properties: Mapping[str, str],
+) -> None:
+    """Submit in cluster mode; wait for the end, or say how to go on with a detached application."""
+    drivers = manager.submitted_drivers()
+    # Settings with cluster mode were refused before if this cluster manager runs no drivers.
+    assert drivers is not None, manager.title
+    standing = _attend(job, command, environ, drivers)
+    if job.is_detached:  # a closed output must not end the application
+        echo(standing.id)
+        _say_next_steps(standing.id, properties.get(_ROOT), drivers.end_command(standing.id))
+    elif not standing.has_succeeded:
+        sys.exit(standing.exit_code or 1)
 
 
 def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:
@@ -353,34 +381,32 @@ def _attend(
     job: SubmitJob,
     command: Sequence[str],
     environ: Mapping[str, str],
-    manager: YarnManager,
-) -> ApplicationState:
+    drivers: SubmittedDrivers,
+) -> DriverState:
     """Submit in cluster mode, and wait for the end unless the job is detached."""
     from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
 
-    attended = SubmittedApplication(
-        manager.resource_manager, manager.node_managers, job.tag or "", _say
-    )
-    queue_paths = [queue.path for queue in manager.resource_manager.queues()]
+    attended = SubmittedApplication(drivers, job.tag or "", _say)
     with exit_on_signals(signal.SIGINT), attended.end_on_error():
-        standing = attended.submit(command, environ, queue_paths)
+        standing = attended.submit(command, environ)
         if not job.is_detached:
             standing = attended.follow(standing)
             attended.report_end(standing)
     return standing
 
 
-def _say_next_steps(application_id: str, root: str | None) -> None:
+def _say_next_steps(application_id: str, root: str | None, end_command: str) -> None:
     """Tell how to watch and end a detached application, whose run has no ID yet.
 
     Args:
         root: root of runs on the lake that the application was given; None for the user's own.
+        end_command: the command that ends the application.
     """
     option = "" if root is None else f" --root {shlex.quote(root)}"
     for purpose, command in (
         ("its runs", f"hopsgpu runs{option}"),
         ("its output", f"hopsgpu logs{option} -f {application_id}"),
         ("cancel its run", f"hopsgpu runs{option} cancel {application_id}"),
-        ("end it", f"yarn application -kill {application_id}"),
+        ("end it", end_command),
     ):
         _say(f"{purpose + ':':<16}{command}")

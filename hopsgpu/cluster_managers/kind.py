@@ -70,6 +70,18 @@ class ManagerKind(ABC):
         """Return the settings that prevent gangs here, and that a session does not replace."""
         return []
 
+    def submission_settings(
+        self, tag: str, setting: Callable[[str], str | None]
+    ) -> Mapping[str, str]:
+        """Return the Spark properties of a submission in cluster mode, so that it can be found.
+
+        With them, spark-submit does not wait for the application's end.
+
+        Args:
+            tag: identifies the submission; "" for none.
+        """
+        return {}
+
     @abstractmethod
     def settle_seconds(self, setting: Callable[[str], str | None]) -> float:
         """Return the seconds within which Spark's requests have reached the cluster manager."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from hopsgpu.cluster_managers.node_gpu_list import NodeAnswers
 from hopsgpu.cluster_managers.snapshot import Node, Overview, Snapshot
+from hopsgpu.cluster_managers.submitted_drivers import SubmittedDrivers
 from hopsgpu.core.run_record import ApplicationReport
 
 
@@ -44,6 +45,10 @@ class StartProblem:
     details: str
     remedy: str
     is_final: bool = False
+
+    @property
+    def text(self) -> str:
+        return "; ".join(filter(None, (self.sentence, self.details, self.remedy)))
 
 
 class ClusterManager(ABC):
@@ -114,6 +119,10 @@ class ClusterManager(ABC):
         Raises:
             CapacityError: it accepts none, such as in a queue that is stopped.
         """
+
+    def submitted_drivers(self) -> SubmittedDrivers | None:
+        """Return the drivers that run in the cluster; None if it runs none."""
+        return None
 
     @abstractmethod
     def held_executors(self, application_id: str, profile_id: int) -> HeldExecutors:

@@ -10,15 +10,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hopsgpu.cluster_managers.yarn.application_state import ApplicationState
-from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
-from hopsgpu.cluster_managers.yarn.queues import queue_path
-from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.submitted_drivers import DriverState, SubmittedDrivers
 from hopsgpu.core.bounded_reads import read_end
-from hopsgpu.errors import HopsGpuError
+from hopsgpu.errors import ConfigError, HopsGpuError
 
 _POLL_SECONDS = 1.0
-# Time for a ResourceManager to restart, or for another one to take over.
+# Time for a cluster manager to restart, or for another one to take over.
 _SILENT_SECONDS = 900.0
 _ENDING_SECONDS = 30.0
 _STOPPING_SECONDS = 10.0
@@ -33,46 +30,46 @@ _SPARK_MESSAGES = re.compile(
     rf"^{_STAMP}(?:DEBUG|INFO) [^\n]*\n?(?:={{20,}}\n.*?(?:^={{20,}}\n?|(?=^{_STAMP})|\Z))?",
     re.MULTILINE | re.DOTALL,
 )
-# Parts of a text that change with each heartbeat of a node: the time, and the queue's usage.
-_CHANGING_PARTS = re.compile(r"(?<=: )\[[^]]*\] |\s+(?:Details :|Last Node which was processed).*")
+# Frames of a Java stack, which would leave no room for what was said before them.
+_STACK = re.compile(r"^\s+at [^\n]*\n?", re.MULTILINE)
+# Spark's own messages of all levels, with their stacks.
+_ALL_SPARK_MESSAGES = re.compile(
+    rf"^{_STAMP}[A-Z]+ [^\n]*\n?"
+    r"(?:(?:\s+(?:at |\.\.\. )|Caused by: |[\w.$]+(?:Exception|Error)(?::|$))[^\n]*\n?)*",
+    re.MULTILINE,
+)
 Say = Callable[[str], None]
 
 
 class SubmittedApplication:
-    """An application that is submitted to YARN, whose state is reported.
+    """An application that is submitted to a cluster, whose state is reported.
 
     Args:
-        nodes: the NodeManagers, for the driver's log.
+        drivers: the drivers that the cluster runs.
+        tag: the tag of the application's submission.
         say: receives lines for the person who waits.
     """
 
     def __init__(
         self,
-        manager: ResourceManager,
-        nodes: NodeManagers,
+        drivers: SubmittedDrivers,
         tag: str,
         say: Say,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._manager = manager
-        self._nodes = nodes
+        self._drivers = drivers
         self._tag = tag
         self._say = say
         self._clock = clock
         self._sleep = sleep
         self._began = clock()
 
-    def submit(
-        self, command: Sequence[str], environ: Mapping[str, str], queue_paths: Sequence[str]
-    ) -> ApplicationState:
-        """Run spark-submit, which returns once YARN has accepted the application.
-
-        Args:
-            queue_paths: paths of YARN's queues.
+    def submit(self, command: Sequence[str], environ: Mapping[str, str]) -> DriverState:
+        """Run spark-submit, which returns once the cluster has accepted the application.
 
         Raises:
-            HopsGpuError: YARN has not accepted the application; the message has the end of
+            HopsGpuError: the cluster has not accepted the application; the message has the end of
                 spark-submit's output.
         """
         with tempfile.NamedTemporaryFile() as log:
@@ -90,66 +87,64 @@ class SubmittedApplication:
                 except BaseException:
                     _stop(process)
                     raise
-            output = _last_lines(read_end(Path(log.name), _LAST_BYTES))
-        application = self._manager.find_by_tag(self._tag)
+            output = _last_lines(_STACK.sub("", read_end(Path(log.name), _LAST_BYTES)))
+        application = self._drivers.find(self._tag)
         if code or application is None:
             why = ""
             if application is not None:
-                why = f" ({application.id} is {application.state}: {application.diagnostics})"
+                why = f" ({application.id} is {application.situation})"
             raise HopsGpuError(
                 f"spark-submit ended with exit code {code}, and the application does not run{why}."
                 f" The end of its output:\n{output}"
             )
-        queue = queue_path(application.queue, queue_paths)
-        self._say(f"{application.id} {application.name!r} is in queue {queue}")
+        self._say(f"{application.id} {application.name!r} is in {application.place}")
         return application
 
-    def follow(self, application: ApplicationState) -> ApplicationState:
+    def follow(self, application: DriverState) -> DriverState:
         """Wait for the application's end, report every change of its state, and return the last.
 
         Raises:
-            HopsGpuError: the ResourceManager has not answered for 15 min, or no longer knows the
+            ConfigError: nothing but another setting helps the driver to start.
+            HopsGpuError: the cluster manager has not answered for 15 min, or no longer knows the
                 application.
         """
         last_gist, has_log, silent_since = "", False, None
         while True:
             try:
-                state = self._manager.application_state(application.id)
+                state = self._drivers.state(application.id)
                 silent_since = None
             except HopsGpuError as error:
                 silent_since = self._clock() if silent_since is None else silent_since
                 if self._clock() - silent_since > _SILENT_SECONDS:
                     raise
-                text = str(error)
+                text = gist = str(error)
             else:
                 if state.has_ended:
                     return state
+                _check_start(state)
                 if state.log and not has_log:
-                    self._say(f"log of the driver: {self._log(state)}")
+                    self._say(f"log of the driver: {state.log}")
                     has_log = True
-                text = _where(state)
-            if (gist := _gist(text)) != last_gist:
+                text, gist = state.situation, state.gist
+            if gist != last_gist:
                 self._say(f"{self._clock() - self._began:6.1f} s: {text}")
                 last_gist = gist
             # Poll: YARN does not notify clients of a change.
             self._sleep(_POLL_SECONDS)
 
-    def report_end(self, state: ApplicationState) -> None:
-        """Report how the application ended, with the last lines of its driver's output.
-
-        After a success these are lines of stdout only; for a killed application there are none.
-        """
-        how = state.final if state.state == "FINISHED" else state.state
+    def report_end(self, state: DriverState) -> None:
+        """Report how the application ended, with the last lines of its driver's output."""
+        max_lines = _LAST_LINES_AFTER_SUCCESS if state.has_succeeded else _LAST_LINES
+        for output in self._drivers.outputs(state) if state.driver else ():
+            self._report_output_end(state, output, max_lines)
         if state.has_succeeded:
-            self._report_output_end(state, "stdout", _LAST_LINES_AFTER_SUCCESS)
-            self._say(f"{self._clock() - self._began:6.1f} s: {state.id} has ended: {how}")
+            taken = self._clock() - self._began
+            self._say(f"{taken:6.1f} s: {state.id} has ended: {state.outcome}")
             return
-        # The output of a killed application shows only how Spark ended.
-        for name in ("stdout", "stderr") if state.state != "KILLED" else ():
-            self._report_output_end(state, name, _LAST_LINES)
+        logs = dict.fromkeys(filter(None, (state.log, self._drivers.log_command(state))))
         self._say(
-            f"{state.id} has ended: {how}: {state.diagnostics or 'no reason given'}."
-            f" Log of the driver: {self._log(state)}, or: yarn logs -applicationId {state.id}"
+            f"{state.id} has ended: {state.outcome}: {state.diagnostics or 'no reason given'}."
+            f" Log of the driver: {', or: '.join(logs) or 'none'}"
         )
 
     @contextlib.contextmanager
@@ -165,56 +160,46 @@ class SubmittedApplication:
         deadline, is_requested, problem = self._clock() + _ENDING_SECONDS, False, ""
         while True:
             try:
-                application = self._manager.find_by_tag(self._tag)
+                application = self._drivers.find(self._tag)
                 if application is None or application.has_ended:
                     return
                 if not is_requested:
-                    self._manager.kill(application.id, application.user)
+                    self._drivers.end(application)
                     is_requested = True
                     self._say_if_possible(f"ending {application.id}")
-            except HopsGpuError as error:  # a ResourceManager may not answer for some seconds
+            except HopsGpuError as error:  # a cluster manager may not answer for some seconds
                 problem = str(error)
             if self._clock() >= deadline:
                 break
             self._sleep(_POLL_SECONDS / 10)
         if not is_requested:
             self._say_if_possible(
-                f"the application may still be running ({problem}): find it with yarn application"
-                " -list, and end it with yarn application -kill ID"
+                f"the application may still be running ({problem}): find it with"
+                f" {self._drivers.list_command()}, and end it with"
+                f" {self._drivers.end_command('ID')}"
             )
 
     def _say_if_possible(self, text: str) -> None:
         with contextlib.suppress(OSError):  # the terminal may be gone
             self._say(text)
 
-    def _log(self, state: ApplicationState) -> str:
-        if not state.log:
-            return "none yet"
-        # `base` replaces host names that only YARN's daemons know.
-        path = state.log.partition("//")[2].partition("/")[2]
-        return f"{self._nodes.base(state.web)}/{path}"
-
-    def _report_output_end(self, state: ApplicationState, name: str, max_lines: int) -> None:
-        if not state.master:
-            return
+    def _report_output_end(self, state: DriverState, name: str, max_lines: int) -> None:
         try:
-            text = self._nodes.log(state.web, state.master, name, _LAST_BYTES)
+            text = self._drivers.read_end(state, name, _LAST_BYTES)
         except HopsGpuError as error:
             lines = f"  (its node does not return it: {error})"
         else:
-            lines = _last_lines(_SPARK_MESSAGES.sub("", text), max_lines)
+            # Of a success, Spark's warnings say only how its executors were released.
+            spark = _ALL_SPARK_MESSAGES if state.has_succeeded else _SPARK_MESSAGES
+            lines = _last_lines(spark.sub("", text), max_lines)
         if lines:
             self._say(f"the end of the driver's {name}:\n{lines}")
 
 
-def _where(state: ApplicationState) -> str:
-    if state.state == "RUNNING":
-        return f"RUNNING, GPUs held: {state.gpus}"
-    return f"{state.state}: {state.diagnostics or 'no reason given'}"
-
-
-def _gist(text: str) -> str:
-    return _CHANGING_PARTS.sub("", text)
+def _check_start(state: DriverState) -> None:
+    """Raise ConfigError if nothing but another setting helps the driver to start."""
+    if state.problem is not None and state.problem.is_final:
+        raise ConfigError(state.problem.text)
 
 
 def _stop(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:

@@ -49,6 +49,7 @@ log = logging.getLogger(__name__)
 
 # Shortest time between two searches for pods of nodes that do not report.
 _STRANDED_SECONDS = 2.0
+_DRIVER_POD = "spark.kubernetes.driver.pod.name"
 
 
 @dataclass
@@ -196,21 +197,20 @@ def kubernetes_application(context: SparkContext, jvm: Jvm) -> KubernetesApplica
 def _keep_lease(application: KubernetesApplication) -> None:
     """Renew the Lease of an application until its context ends, in a thread of its own."""
     context, manager = application.context, application.manager
-    pod = application.setting("spark.kubernetes.driver.pod.name")
-    owner = manager.pod_reference(pod) if pod else None
     first = ApplicationLease(
         application.id,
         str(context.appName),
         manager.caller(),
         context.startTime / 1000,
         time.time(),
+        pod=application.setting(_DRIVER_POD) or "",
     )
     ended = threading.Event()
 
     def keep() -> None:
         while not ended.wait(RENEW_SECONDS) and context._jsc is not None:
             try:
-                manager.keep_lease(replace(first, renewed=time.time()), owner)
+                manager.keep_lease(replace(first, renewed=time.time()))
             except HopsGpuError as error:
                 log.warning("the Lease of %s could not be renewed: %s", application.id, error)
         end()
@@ -219,11 +219,11 @@ def _keep_lease(application: KubernetesApplication) -> None:
         if not ended.is_set():
             ended.set()
             try:
-                manager.keep_lease(replace(first, renewed=time.time(), has_ended=True), owner)
+                manager.keep_lease(replace(first, renewed=time.time(), has_ended=True))
             except HopsGpuError as error:
                 log.info("the Lease of %s expires: %s", application.id, error)
 
-    manager.keep_lease(first, owner)
+    manager.keep_lease(first)
     manager.remove_old_leases()
     atexit.register(end)
     start_daemon("hopsgpu-lease", keep)

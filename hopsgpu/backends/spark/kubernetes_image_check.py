@@ -78,8 +78,7 @@ def _refuse_final_problem(application: KubernetesApplication) -> None:
         log.info("it is unknown whether the image can start: %s", error)
         return
     if problem is not None and problem.is_final:
-        parts = (problem.sentence, problem.details, problem.remedy)
-        raise ConfigError("; ".join(filter(None, parts)))
+        raise ConfigError(problem.text)
 
 
 def _explain(error: str, image: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -15,8 +16,13 @@ from hopsgpu.backends.spark.session_builder import (
     resolve_settings,
     start_in_client_mode,
 )
-from hopsgpu.backends.spark.settings import check_session, session_defaults
-from hopsgpu.cluster_managers.kubernetes.credentials import NAMESPACE, api_address, is_in_pod
+from hopsgpu.backends.spark.settings import check_session, refuse_late, session_defaults
+from hopsgpu.cluster_managers.kubernetes.credentials import (
+    NAMESPACE,
+    api_address,
+    is_driver_pod,
+    is_in_pod,
+)
 from hopsgpu.cluster_managers.kubernetes.kind import IMAGE as SPARK_IMAGE
 from hopsgpu.cluster_managers.kubernetes.kind import PYTHON_OF_IMAGE
 from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
@@ -33,7 +39,13 @@ if TYPE_CHECKING:
 
 _PYTHON = "spark.pyspark.python"
 _DRIVER_HOST = "spark.driver.host"
+_BIND_ADDRESS = "spark.driver.bindAddress"
 _DRIVER_POD = "spark.kubernetes.driver.pod.name"
+# Properties that spark-submit reads before it creates a driver's pod.
+_AT_SUBMISSION = re.compile(
+    r"spark\.(master|submit\..*|driver\.(memory.*|cores|extra.*|defaultJavaOptions)"
+    r"|kubernetes\.(namespace|context|driver\..*|file\.upload\.path|authenticate\..*))"
+)
 
 
 def check_kubernetes(requested: Mapping[str, str]) -> None:
@@ -60,11 +72,17 @@ def start_on_kubernetes(name: str, master: str, requested: Mapping[str, str]) ->
     """Return a session on Kubernetes, whose driver is this process.
 
     Raises:
-        ConfigError: a setting prevents gangs; nothing was started.
+        ConfigError: a setting prevents gangs, or comes too late for a driver in a pod that
+            spark-submit has created; nothing was started.
         CapacityError: the caller may not create pods in the namespace.
         HopsGpuError: the API server does not answer.
     """
     environment, settings = resolve_settings(master, requested)
+    if is_driver_pod(environment):
+        late = {k: v for k, v in requested.items() if _AT_SUBMISSION.fullmatch(k)}
+        refuse_late(environment.get, late, "in a pod")
+        # Executors need neither the service that spark-submit creates nor a DNS for its name.
+        settings[_DRIVER_HOST] = environment[_BIND_ADDRESS]
     settings |= _image_properties({**environment, **settings})
     check_kubernetes({**environment, **settings})
     manager = required_kind(master).connect({**environment, **settings}, os.environ)

@@ -100,7 +100,7 @@ def check_session(properties: Mapping[str, str]) -> None:
 
 
 def is_cluster_mode(setting: Callable[[str], str | None]) -> bool:
-    """Return whether the driver runs in YARN, in the application master's container."""
+    """Return whether the driver runs in the cluster, in a container or a pod."""
     return setting("spark.submit.deployMode") == "cluster"
 
 
@@ -115,10 +115,21 @@ def check_submitted(setting: Callable[[str], str | None], requested: Mapping[str
     if setting(_ATTEMPTS) is None:
         # If it is not set, YARN's own default of 2 applies.
         wanted.setdefault(_ATTEMPTS, session_defaults("yarn")[_ATTEMPTS])
+    refuse_late(setting, wanted, "in YARN")
+
+
+def refuse_late(
+    setting: Callable[[str], str | None], wanted: Mapping[str, str], place: str
+) -> None:
+    """Raise ConfigError if a submitted application has other values of some settings.
+
+    Args:
+        place: where the driver runs.
+    """
     late = {name: value for name, value in wanted.items() if setting(name) != value}
     if late:
         raise ConfigError(
-            "this driver runs in YARN (cluster mode), where it is too late for these settings: "
+            f"this driver runs {place} (cluster mode), where it is too late for these settings: "
             + ", ".join(f"{k}={v} (it has {setting(k)})" for k, v in late.items())
             + ". Pass them to spark-submit, each with --conf NAME=VALUE; "
             + f"{SUBMIT} passes all that a gang needs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from hopsgpu.backends.spark.kubernetes_session import (
     check_kubernetes,
     start_on_kubernetes,
 )
+from hopsgpu.backends.spark.kubernetes_submission import prepare_driver_pod
 from hopsgpu.backends.spark.standalone_session import (
     attach_to_standalone,
     check_standalone,
@@ -40,17 +42,23 @@ class SparkKind:
         check: checks the requested settings of a session before a JVM is started.
         start: returns a session, given its name, its master and its requested settings.
         attach: returns the application of a running context.
+        prepare_driver: provides further properties of a submission in cluster mode, given its
+            properties, the root on the lake, the cluster manager and the tag (both None for
+            `--dry-run`), and whether it is detached; None if none are needed.
     """
 
     check: Callable[[Mapping[str, str]], None]
     start: Callable[[str, str, Mapping[str, str]], SparkSession]
     attach: Callable[[SparkContext, Jvm], ClusterApplication]
+    prepare_driver: Callable[..., AbstractContextManager[Mapping[str, str]]] | None = None
 
 
 _SPARK_KINDS: Mapping[type[ManagerKind], SparkKind] = {
     Yarn: SparkKind(check_yarn, start_on_yarn, attach_to_yarn),
     Standalone: SparkKind(check_standalone, start_on_standalone, attach_to_standalone),
-    Kubernetes: SparkKind(check_kubernetes, start_on_kubernetes, attach_to_kubernetes),
+    Kubernetes: SparkKind(
+        check_kubernetes, start_on_kubernetes, attach_to_kubernetes, prepare_driver_pod
+    ),
 }
 
 

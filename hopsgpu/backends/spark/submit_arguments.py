@@ -40,8 +40,10 @@ from hopsgpu.packaging.modules import SHIPPED_MODULES_DIR as MODULES
 from hopsgpu.packaging.modules import PackedModules, pack_modules, root_of_script
 from hopsgpu.storage.spark_defaults import read_properties, spark_defaults
 
-# The Python paths of the driver in cluster mode, and of executors.
-_PYTHON_PATHS = ("spark.yarn.appMasterEnv.PYTHONPATH", "spark.executorEnv.PYTHONPATH")
+# The Python paths of executors, and of the driver in cluster mode: in YARN and in a pod.
+_EXECUTORS_PATH = "spark.executorEnv.PYTHONPATH"
+_PYTHON_PATHS = ("spark.yarn.appMasterEnv.PYTHONPATH", _EXECUTORS_PATH)
+_POD_PATH = "spark.kubernetes.driverEnv.PYTHONPATH"
 _KEPT_SECONDS = 7 * 24 * 3600.0
 # The options of spark-submit that take no value; org.apache.spark.launcher's
 # SparkSubmitOptionParser lists them.
@@ -52,6 +54,7 @@ _SWITCHES = frozenset(
     )
 )
 _SPARK_ARCHIVES = "spark.archives"
+_SPARK_PY_FILES = "spark.submit.pyFiles"
 _YARN = "yarn"
 # The options that set a property.
 _APP_NAME = "spark.app.name"
@@ -241,17 +244,22 @@ def _shipped_by_driver(properties: Mapping[str, str], shipped: Shipped) -> dict[
 
     The session serves hopsgpu, and no discovery script is needed.
     """
+    joined = {}
+    paths = [_EXECUTORS_PATH]
+    if is_cluster_mode(properties.get):
+        # The image of the driver's pod may have another version of hopsgpu, or none.
+        files = with_entry(properties.get(_SPARK_PY_FILES), shipped.package.as_uri())
+        joined[_SPARK_PY_FILES] = files
+        paths.append(_POD_PATH)
     if shipped.modules is None:
-        return {}
-    executors = _PYTHON_PATHS[1]
-    # Python starts in the directory into which Spark unpacks the archive.
-    path = (f"{MODULES}/0", properties.get(executors))
-    return {
-        _SPARK_ARCHIVES: with_entry(
-            properties.get(_SPARK_ARCHIVES), f"{shipped.modules.as_uri()}#{MODULES}"
-        ),
-        executors: os.pathsep.join(filter(None, path)),
-    }
+        return joined
+    archives = with_entry(properties.get(_SPARK_ARCHIVES), f"{shipped.modules.as_uri()}#{MODULES}")
+    joined[_SPARK_ARCHIVES] = archives
+    for name in paths:
+        # Python starts in the directory into which Spark unpacks the archive.
+        path = (f"{MODULES}/0", properties.get(name))
+        joined[name] = os.pathsep.join(filter(None, path))
+    return joined
 
 
 def _confs(properties: Mapping[str, str]) -> Iterator[str]:

@@ -30,8 +30,6 @@ MODES = ("client", "cluster")
 _MODE = "spark.submit.deployMode"
 _YARN = "yarn"
 _QUEUE = "spark.yarn.queue"
-_TAGS = "spark.yarn.tags"
-_WAIT = "spark.yarn.submit.waitAppCompletion"
 _PYTHON = "spark.pyspark.python"
 _DRIVER_PYTHON = "spark.pyspark.driver.python"
 _PYTHON_VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -47,8 +45,8 @@ class SubmitJob:
             same holds for `queue`.
         name: name of the application; None for the script's name.
         is_detached: whether the application outlives the command, which only cluster mode allows.
-        tag: identifies the application in YARN. In cluster mode, spark-submit then does not wait
-            for its end.
+        tag: identifies the submission in the cluster. In cluster mode, spark-submit then does not
+            wait for the application's end.
     """
 
     script: str
@@ -113,10 +111,10 @@ def plan_submission(
     }
     if job.queue is not None:
         requested[_QUEUE] = job.queue
-    if mode == "cluster" and (job.is_detached or job.tag):
-        requested[_WAIT] = "false"
-    if mode == "cluster" and job.tag:
-        requested[_TAGS] = ",".join(filter(None, ({**defaults, **requested}.get(_TAGS), job.tag)))
+    kind = kind_of(master)
+    if mode == "cluster" and kind is not None and (job.is_detached or job.tag):
+        given = {**defaults, **requested}
+        requested = {**requested, **kind.submission_settings(job.tag or "", given.get)}
     ours = session_defaults(master, defaults)
     properties = {**defaults, **ours, **requested, MASTER: master, _MODE: mode}
     if is_local(master):

@@ -101,6 +101,14 @@ class ApiClient:
         """Return an object."""
         return self._ask("GET", path, query)
 
+    def get_content(self, path: str, **query: str) -> bytes:
+        """Return an answer that is no object, such as a log."""
+        with self._open("GET", path, query) as response:
+            content = self._read(response)
+        if response.status >= 300:
+            raise self._error(response.status, _parse(content))
+        return content
+
     def items(self, path: str, **query: str) -> Iterator[Answer]:
         """Yield the objects of a list, which is requested in pages."""
         following = ""

@@ -23,6 +23,7 @@ APPLICATION_ID = re.compile(r"spark-[0-9a-z][-0-9a-z]{0,62}")
 _PREFIX = "hopsgpu-"
 LABEL = "hopsgpu/application"
 _NAME, _USER, _ENDED = "hopsgpu/name", "hopsgpu/user", "hopsgpu/ended"
+_POD = "hopsgpu/driver-pod"
 RENEW_SECONDS = 10.0
 # A driver that has not renewed its Lease for this time is lost; clocks may be apart.
 LEASE_SECONDS = 60.0
@@ -39,6 +40,7 @@ class ApplicationLease:
         started: when the driver started, in seconds since the epoch.
         renewed: when the driver was alive last, by its own clock.
         has_ended: whether the driver has reported its end.
+        pod: name of the driver's pod; "" if the driver is outside of the cluster.
     """
 
     id: str
@@ -47,6 +49,7 @@ class ApplicationLease:
     started: float
     renewed: float
     has_ended: bool = False
+    pod: str = ""
 
     def is_running(self, now: float) -> bool:
         # Another user may date a Lease far ahead, which must not count as alive forever.
@@ -67,13 +70,10 @@ def lease_name(application_id: str) -> str:
     return f"{_PREFIX}{application_id}"
 
 
-def lease_body(
-    application: ApplicationLease, owner: Mapping[str, Any] | None, version: str = ""
-) -> dict[str, Any]:
+def lease_body(application: ApplicationLease, version: str = "") -> dict[str, Any]:
     """Return the Lease of an application for the API server.
 
     Args:
-        owner: reference to the driver's pod, with which Kubernetes removes the Lease; None outside.
         version: the version that is replaced; "" for a new Lease.
     """
     metadata: dict[str, Any] = {
@@ -83,10 +83,9 @@ def lease_body(
             _NAME: application.name[:_MAX_NAME],
             _USER: application.user[:_MAX_NAME],
             **({_ENDED: "true"} if application.has_ended else {}),
+            **({_POD: application.pod} if application.pod else {}),
         },
     }
-    if owner is not None:
-        metadata["ownerReferences"] = [owner]
     if version:
         metadata["resourceVersion"] = version
     return {
@@ -116,6 +115,7 @@ def lease_of(answer: Mapping[str, Any]) -> ApplicationLease | None:
         seconds_of(spec.get("acquireTime")),
         seconds_of(spec.get("renewTime")),
         has_ended=_ENDED in annotations,
+        pod=text_of(annotations, _POD),
     )
 
 

@@ -24,6 +24,10 @@ from hopsgpu.errors import ConfigError
 MASTER_PREFIX = "k8s://"
 CONTEXT = "spark.kubernetes.context"
 NAMESPACE = "spark.kubernetes.namespace"
+# Spark sets the first one in a driver's pod, whose API server the second one names: `spark.master`
+# is the address outside.
+_IN_DRIVER_POD = "spark.kubernetes.submitInDriver"
+_DRIVER_MASTER = "spark.kubernetes.driver.master"
 DEFAULT_NAMESPACE = "default"
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _POD_ORIGIN = "the pod's service account"
@@ -104,6 +108,22 @@ def is_in_pod() -> bool:
     return (_ACCOUNT / "token").is_file() and "KUBERNETES_SERVICE_HOST" in os.environ
 
 
+def is_driver_pod(properties: Mapping[str, str]) -> bool:
+    """Return whether an application's driver runs in a pod that spark-submit has created."""
+    return properties.get(_IN_DRIVER_POD) == "true"
+
+
+def api_server_of(properties: Mapping[str, str]) -> str:
+    """Return the base URL of an application's API server.
+
+    Raises:
+        ConfigError: the properties name none.
+    """
+    if is_driver_pod(properties):
+        return api_address(properties.get(_DRIVER_MASTER) or f"https://{_POD_SERVER_NAMES[0]}")
+    return api_address(properties["spark.master"])
+
+
 def api_address(master: str) -> str:
     """Return the base URL of the API server that a master names.
 
@@ -134,7 +154,7 @@ def load_access(properties: Mapping[str, str], environ: Mapping[str, str]) -> Ap
         from kubernetes.client import Configuration
     except ImportError as error:
         raise ConfigError(_INSTALL) from error
-    address = api_address(properties["spark.master"])
+    address = api_server_of(properties)
     configuration = Configuration()
     # The library would take the proxy of the environment, which Spark's client does not.
     configuration.proxy = None

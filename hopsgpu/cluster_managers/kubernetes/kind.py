@@ -14,13 +14,15 @@ from hopsgpu.cluster_managers.kubernetes.credentials import (
 from hopsgpu.cluster_managers.kubernetes.gpu_resource import kubernetes_gpu_resource
 from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
 from hopsgpu.cluster_managers.kubernetes.pod_template import node_rules
+from hopsgpu.cluster_managers.kubernetes.submitted_drivers import SUBMISSION
 
 IMAGE = "spark.kubernetes.container.image"
 # The image's Python, on its PATH; this machine's has another path there.
 PYTHON_OF_IMAGE = "python3"
 _EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
 _ALLOCATOR = "spark.kubernetes.allocation.pods.allocator"
-_MODE = "spark.submit.deployMode"
+_WAIT = "spark.kubernetes.submission.waitAppCompletion"
+_DRIVER_LABEL = "spark.kubernetes.driver.label."
 _BATCH_DELAY = "spark.kubernetes.allocation.batch.delay"
 # Spark creates pods in steps of the batch delay, after which the API server lists them.
 _SETTLE_SECONDS = 1.0
@@ -70,17 +72,17 @@ class Kubernetes(ManagerKind):
                 " ranks, or pass image= to hopsgpu.session(); docs/kubernetes.md shows how to build"
                 " one"
             )
-        if setting(_MODE) == "cluster":
-            findings.append(
-                f"{_MODE}=cluster: hopsgpu creates no pods for drivers; run the script in a pod, as"
-                " kubernetes-objects/cron-job.yaml does, or in client mode"
-            )
         allocator = setting(_ALLOCATOR)
         if allocator not in (None, "direct"):
             findings.append(
                 f"{_ALLOCATOR}={allocator}: Spark could not end single executors; set it to direct"
             )
         return findings
+
+    def submission_settings(
+        self, tag: str, setting: Callable[[str], str | None]
+    ) -> Mapping[str, str]:
+        return {_WAIT: "false", **({f"{_DRIVER_LABEL}{SUBMISSION}": tag} if tag else {})}
 
     def settle_seconds(self, setting: Callable[[str], str | None]) -> float:
         return _SETTLE_SECONDS

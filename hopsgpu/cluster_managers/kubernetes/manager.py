@@ -44,6 +44,7 @@ from hopsgpu.cluster_managers.kubernetes.pods import (
     seconds_of,
     text_of,
 )
+from hopsgpu.cluster_managers.kubernetes.submitted_drivers import PodDrivers, driver_end
 from hopsgpu.cluster_managers.manager import ClusterManager, HeldExecutors, StartProblem
 from hopsgpu.cluster_managers.node_gpu_list import NodeAnswers
 from hopsgpu.cluster_managers.resources import NOTHING
@@ -210,7 +211,8 @@ class KubernetesManager(ClusterManager):
             raise CapacityError(
                 f"{self.caller()} may not create pods in the namespace {self.namespace}:"
                 " spark.kubernetes.namespace names another one, or an administrator gives the role"
-                " of docs/kubernetes.md"
+                " of docs/kubernetes.md. For a driver in cluster mode,"
+                " spark.kubernetes.authenticate.driver.serviceAccountName names the service account"
             )
 
     def is_allowed(self, permission: Permission) -> bool:
@@ -229,6 +231,9 @@ class KubernetesManager(ClusterManager):
         }
         answer = self._client.create(_ACCESS_REVIEWS, body)
         return mapping_of(answer, "status").get("allowed") is True
+
+    def submitted_drivers(self) -> PodDrivers:
+        return PodDrivers(self._client, self._gpu_resource)
 
     def held_executors(self, application_id: str, profile_id: int) -> HeldExecutors:
         pods = [pod for pod in self._executors_of(application_id, profile_id) if not pod.has_ended]
@@ -342,7 +347,24 @@ class KubernetesManager(ClusterManager):
         """Return the state of an application by its Lease, which its driver renews."""
         if not APPLICATION_ID.fullmatch(application_id):
             return None
-        return self._require(application_id).report(time.time())
+        lease = self._require(application_id)
+        return self._end_of_pod(lease) or lease.report(time.time())
+
+    def _end_of_pod(self, lease: ApplicationLease) -> ApplicationReport | None:
+        """Return the end of a driver's pod that reported none; None if there was no such end."""
+        if lease.has_ended or not lease.pod:
+            return None
+        try:
+            answer = self._client.get(f"{self._path('pods')}/{quote(lease.pod)}")
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            return ApplicationReport("LOST", f"its driver's pod {lease.pod} was deleted", True)
+        pod = pod_of(answer, self._gpu_resource)
+        if not pod.has_ended:
+            return None
+        reason = driver_end(pod) or "no reason given"
+        return ApplicationReport("LOST", f"its driver's pod {lease.pod} has ended: {reason}", True)
 
     def _require(self, application_id: str) -> ApplicationLease:
         """Return the Lease of an application.
@@ -366,17 +388,17 @@ class KubernetesManager(ClusterManager):
             if not lease.is_running(now) and lease.renewed >= time_
         }
 
-    def keep_lease(self, application: ApplicationLease, owner: Mapping[str, Any] | None) -> None:
+    def keep_lease(self, application: ApplicationLease) -> None:
         """Create or renew the Lease of an application."""
         path = _LEASES.format(quote(self.namespace))
         try:
-            self._client.create(path, lease_body(application, owner))
+            self._client.create(path, lease_body(application))
         except ApiError as error:
             if error.status != _CONFLICT:
                 raise
             present = self._client.get(f"{path}/{lease_name(application.id)}")
             version = text_of(mapping_of(present, "metadata"), "resourceVersion")
-            body = lease_body(application, owner, version)
+            body = lease_body(application, version)
             self._client.replace(f"{path}/{lease_name(application.id)}", body)
 
     def remove_old_leases(self) -> None:

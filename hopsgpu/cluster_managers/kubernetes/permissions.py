@@ -75,17 +75,24 @@ RULES = (
         "configmaps",
         ("create",),
         "Spark puts the configuration of executors into a ConfigMap",
-        _CLEANING,
-        "ConfigMaps of ended applications remain",
+        ("patch", *_CLEANING),
+        "spark-submit creates no drivers in pods (cluster mode), and ConfigMaps of ended"
+        " applications remain",
     ),
     PermissionRule(
         "services",
-        optional=("create", *_CLEANING),
-        loss="a driver that Spark starts in a pod (cluster mode) gets no service",
+        optional=("create", "patch", *_CLEANING),
+        loss="spark-submit creates no drivers in pods (cluster mode)",
+    ),
+    PermissionRule(
+        "networkpolicies",
+        optional=("create", "patch", *_CLEANING),
+        loss="spark-submit creates no drivers in pods (cluster mode)",
+        group="networking.k8s.io",
     ),
     PermissionRule(
         "persistentvolumeclaims",
-        optional=("create", *_CLEANING),
+        optional=("create", "patch", *_CLEANING),
         loss="Spark cannot create volumes on demand, and does not remove them",
     ),
     PermissionRule(

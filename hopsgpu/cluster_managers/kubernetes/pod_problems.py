@@ -73,11 +73,15 @@ _EVENTS: Mapping[str, str] = {
 _BARE_MESSAGE = re.compile(r"Error: \w+")
 
 
-def find_problem(pods: Sequence[Pod]) -> StartProblem | None:
-    """Return what keeps the first of some pods from starting; None if they start as they should."""
+def find_problem(pods: Sequence[Pod], role: str = "the executors") -> StartProblem | None:
+    """Return what keeps the first of some pods from starting; None if they start as they should.
+
+    Args:
+        role: what the pods are, for the sentence.
+    """
     for pod in pods:
         if pod.waiting[0] in _WAITING:
-            return _waiting_problem(pod)
+            return _waiting_problem(pod, role)
     unschedulable = [pod for pod in pods if pod.unschedulable and not pod.has_ended]
     if unschedulable:
         count = len(unschedulable)
@@ -110,12 +114,12 @@ def problem_of_events(events: Iterable[PodEvent], since: float) -> StartProblem 
     )
 
 
-def _waiting_problem(pod: Pod) -> StartProblem:
+def _waiting_problem(pod: Pod, role: str) -> StartProblem:
     reason, message = pod.waiting
     what, is_final = _WAITING[reason]
     is_of_image = reason in _OF_IMAGE
     return StartProblem(
-        f"Kubernetes does not start the executors: {what} ({reason})",
+        f"Kubernetes does not start {role}: {what} ({reason})",
         f"on {pod.node}: {message}" if message else f"on {pod.node}",
         _REMEDY_OF_IMAGE if is_of_image else f"kubectl describe pod {pod.name}",
         is_final or (is_of_image and _is_missing_image(message)),

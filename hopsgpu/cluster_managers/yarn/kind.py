@@ -19,6 +19,8 @@ _LABEL = "spark.yarn.executor.nodeLabelExpression"
 # The heartbeat interval of Spark's application master, and its default.
 _HEARTBEAT = "spark.yarn.scheduler.heartbeat.interval-ms"
 _HEARTBEAT_MS = 3000
+_TAGS = "spark.yarn.tags"
+_WAIT = "spark.yarn.submit.waitAppCompletion"
 
 
 def label_of(setting: Callable[[str], str | None]) -> str | None:
@@ -76,6 +78,12 @@ class Yarn(ManagerKind):
                 f" {by or 'hopsgpu.session()'}"
             )
         return findings
+
+    def submission_settings(
+        self, tag: str, setting: Callable[[str], str | None]
+    ) -> Mapping[str, str]:
+        tags = ",".join(filter(None, (setting(_TAGS), tag)))
+        return {_WAIT: "false", **({_TAGS: tags} if tag else {})}
 
     def settle_seconds(self, setting: Callable[[str], str | None]) -> float:
         interval = setting(_HEARTBEAT) or ""

@@ -16,6 +16,7 @@ from hopsgpu.cluster_managers.yarn.lost_nodes import why_lost
 from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
 from hopsgpu.cluster_managers.yarn.queues import check_queue
 from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager, web_addresses
+from hopsgpu.cluster_managers.yarn.submitted_drivers import YarnDrivers
 from hopsgpu.core.run_record import ApplicationReport
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.identity import hadoop_user, own_name
@@ -124,6 +125,9 @@ class YarnManager(ClusterManager):
 
     def check_submission(self) -> None:
         check_queue(self._queue, self.resource_manager.queues())
+
+    def submitted_drivers(self) -> YarnDrivers:
+        return YarnDrivers(self.resource_manager, self.node_managers)
 
     def held_executors(self, application_id: str, profile_id: int) -> HeldExecutors:
         # Spark's priority of a request is the profile's ID.

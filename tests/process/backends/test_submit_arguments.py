@@ -34,10 +34,13 @@ from hopsgpu.backends.spark.submit_command import (
 )
 from hopsgpu.backends.spark.yarn_driver import settings_inside
 from hopsgpu.cli.main import main
+from hopsgpu.cluster_managers.snapshot import Queue
+from hopsgpu.cluster_managers.submitted_drivers import DriverState
 from hopsgpu.cluster_managers.yarn.amounts import DEFAULT_GPU_RESOURCE
 from hopsgpu.cluster_managers.yarn.application_state import ApplicationState, application_state_of
 from hopsgpu.cluster_managers.yarn.node_manager import NodeManagers
 from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
+from hopsgpu.cluster_managers.yarn.submitted_drivers import YarnDrivers
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.gpu.script_archive import ALIAS
 from hopsgpu.packaging.modules import SHIPPED_MODULES_DIR, import_roots, pack_modules
@@ -577,14 +580,22 @@ class Manager:
     def kill(self, application_id: str, user: str) -> None:
         self.killed.append((application_id, user))
 
+    def queues(self) -> list[Queue]:
+        return []
+
+
+def driver_of(app: Mapping[str, Any]) -> DriverState:
+    given: Any = Manager(app)
+    return YarnDrivers(given, NodeManagers({}.get)).state("application_1_7")
+
 
 def attended(
     manager: Manager, nodes: NodeManagers | None = None, clock: Callable[[], float] = lambda: 0.0
 ) -> tuple[SubmittedApplication, list[str]]:
     said: list[str] = []
-    nodes = nodes or NodeManagers({}.get)
     given: Any = manager
-    return SubmittedApplication(given, nodes, "t", said.append, clock, pass_time), said
+    drivers = YarnDrivers(given, nodes or NodeManagers({}.get))
+    return SubmittedApplication(drivers, "t", said.append, clock, pass_time), said
 
 
 def pass_time(seconds: float) -> None:
@@ -601,7 +612,7 @@ def test_who_waits_is_told_each_change_once() -> None:
     silent = HopsGpuError("the ResourceManager does not answer")
     manager = Manager({}, {}, silent, {}, running, {**running, "resourceInfo": usages}, ended)
     follower, said = attended(manager)
-    end = follower.follow(state_of(APP))
+    end = follower.follow(driver_of(APP))
     assert end.has_succeeded
     assert [re.sub(r"^ *0.0 s: ", "", line) for line in said] == [
         "ACCEPTED: waiting for resources",
@@ -632,7 +643,7 @@ def test_what_yarn_writes_anew_with_each_heartbeat_is_told_once() -> None:
         ended,
     )
     follower, said = attended(manager)
-    follower.follow(state_of(APP))
+    follower.follow(driver_of(APP))
     # The whole text, of the first of its kind.
     assert ["04:00:01" in said[0], "04:00:03" in said[1], "04:00:04" in said[2]] == [True] * 3
     assert "used capacity = 1 %" in said[0] and len(said) == 3
@@ -653,7 +664,7 @@ def test_of_a_failure_the_drivers_last_words_are_told() -> None:
     path = "/ws/v1/node/containers/container_1_7_01_000001/logs/"
     told = f"Container: x\nLogContents:\n{stderr}\nEnd of LogType:stderr.\n***\n"
     with serving({f"{path}stderr": (200, told)}) as node:
-        failed = state_of(
+        failed = driver_of(
             {
                 **APP,
                 "state": "FINISHED",
@@ -686,7 +697,7 @@ def test_of_a_success_the_last_of_what_it_printed_is_told(stdout: str, last: lis
         log = f"http://{node.address}/node/containerlogs/container_1_7_01_000001/a"
         ended = {"state": "FINISHED", "finalStatus": "SUCCEEDED", "amContainerLogs": log}
         follower, said = attended(Manager())
-        follower.report_end(state_of({**APP, **ended, "amHostHttpAddress": node.address}))
+        follower.report_end(driver_of({**APP, **ended, "amHostHttpAddress": node.address}))
     assert said[-1] == "   0.0 s: application_1_7 has ended: SUCCEEDED"
     assert said[:-1] == (["\n".join(["the end of the driver's stdout:", *last])] if last else [])
 
@@ -709,7 +720,7 @@ def test_of_one_that_was_killed_only_that_is_told() -> None:
     follower, said = attended(Manager())
     log = "http://127.0.0.1:1/node/containerlogs/container_1_7_01_000001/a"
     killed = {"state": "KILLED", "finalStatus": "KILLED", "amContainerLogs": log}
-    follower.report_end(state_of({**APP, **killed}))
+    follower.report_end(driver_of({**APP, **killed}))
     assert len(said) == 1
     assert said[0].startswith("application_1_7 has ended: KILLED: waiting for resources.")
 
@@ -740,9 +751,9 @@ def test_an_application_is_ended_though_nobody_hears_of_it_and_yarn_is_away_at_f
     def unheard(text: str) -> None:
         raise BrokenPipeError(text)
 
-    nodes = NodeManagers({}.get)
     given: Any = manager
-    follower = SubmittedApplication(given, nodes, "t", unheard, lambda: 0.0, pass_time)
+    drivers = YarnDrivers(given, NodeManagers({}.get))
+    follower = SubmittedApplication(drivers, "t", unheard, lambda: 0.0, pass_time)
     with pytest.raises(SystemExit), follower.end_on_error():
         raise SystemExit(129)
     assert manager.killed == [("application_1_7", "alice")]
@@ -751,13 +762,13 @@ def test_an_application_is_ended_though_nobody_hears_of_it_and_yarn_is_away_at_f
 def test_a_submission_that_fails_says_what_spark_submit_said(home: Path) -> None:
     binary = fake(home, "#!/bin/sh\necho out; echo 'no such queue' >&2; exit 4\n")
     with pytest.raises(HopsGpuError, match=r"exit code 4.*\n  out\n  no such queue$"):
-        attended(Manager())[0].submit([str(binary)], os.environ, ["root.gpus"])
+        attended(Manager())[0].submit([str(binary)], os.environ)
     rejected = {"state": "FAILED", "diagnostics": "too many"}
     with pytest.raises(HopsGpuError, match=r"application_1_7 is FAILED: too many"):
-        attended(Manager(rejected))[0].submit([str(binary)], os.environ, ["root.gpus"])
+        attended(Manager(rejected))[0].submit([str(binary)], os.environ)
     binary = fake(home, "#!/bin/sh\nexit 0\n")
     follower, said = attended(Manager({}))
-    assert follower.submit([str(binary)], os.environ, ["root.gpus"]).id == "application_1_7"
+    assert follower.submit([str(binary)], os.environ).id == "application_1_7"
     assert said == ["application_1_7 'job' is in queue root.gpus"]
 
 

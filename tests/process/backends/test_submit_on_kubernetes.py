@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from hopsgpu.backends.spark.submit_arguments import ship, submit_arguments
 from hopsgpu.backends.spark.submit_command import SubmitJob, SubmitPlan, plan_submission
 from hopsgpu.cli.main import main
 from hopsgpu.errors import ConfigError
@@ -45,6 +46,27 @@ def test_an_image_of_the_defaults_counts(tmp_path: Path) -> None:
 def test_a_python_of_the_image_may_be_named(tmp_path: Path) -> None:
     conf = {SPARKS: "train:1", PYTHON: "/opt/python"}
     assert plan(tmp_path, conf).properties[PYTHON] == "/opt/python"
+
+
+def test_a_submission_in_cluster_mode_is_labelled_and_ships_hopsgpu(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("import helper")
+    (tmp_path / "helper.py").touch()
+    conf = {"spark.master": MASTER, SPARKS: "train:1"}
+    job = SubmitJob(str(script), deploy_mode="cluster", conf=conf, tag="t")
+    planned = plan_submission(job, {}, {}, "/v/bin/python")
+    assert planned.properties["spark.kubernetes.driver.label.hopsgpu/submission"] == "t"
+    assert planned.properties["spark.kubernetes.submission.waitAppCompletion"] == "false"
+    assert not [name for name in planned.properties if name.startswith("spark.yarn")]
+    shipped = ship(tmp_path / "cache", planned.properties, [str(script)])
+    words = submit_arguments(planned.arguments, {}, shipped)
+    given = dict(word.split("=", 1) for word in words if word.startswith("spark."))
+    assert given["spark.submit.pyFiles"] == shipped.package.as_uri()
+    assert shipped.modules is not None and shipped.modules.name in given["spark.archives"]
+    for name in ("spark.kubernetes.driverEnv", "spark.executorEnv"):
+        assert given[f"{name}.PYTHONPATH"] == "hopsgpu-modules/0"
+    # The script travels inside the file that the pod runs.
+    assert "import helper" in Path(words[-1].removeprefix("file://")).read_text()
 
 
 @pytest.mark.parametrize("command", ["run", "submit"])

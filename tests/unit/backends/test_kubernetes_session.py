@@ -24,7 +24,6 @@ IMAGE = "spark.kubernetes.container.image"
     [
         ({}, f"{IMAGE} is not set"),
         ({IMAGE: "a", "spark.hopsgpu.image": "b"}, "leave out one of them"),
-        ({IMAGE: "a", "spark.submit.deployMode": "cluster"}, "creates no pods for drivers"),
         (
             {IMAGE: "a", "spark.kubernetes.allocation.pods.allocator": "statefulset"},
             "set it to direct",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,19 +34,21 @@ def test_a_recorded_lease() -> None:
 
 
 def test_a_lease_is_read_as_it_is_written() -> None:
-    assert lease_of(lease_body(RECORDED, None)) == RECORDED
-    body, answer = lease_body(RECORDED, None), recorded_lease()
+    assert lease_of(lease_body(RECORDED)) == RECORDED
+    body, answer = lease_body(RECORDED), recorded_lease()
     assert body["spec"] == answer["spec"]
     for name in ("name", "labels", "annotations"):
         assert body["metadata"][name] == answer["metadata"][name]
     assert body["metadata"].keys() == {"name", "labels", "annotations"}
 
 
-def test_a_lease_goes_with_the_pod_of_its_driver() -> None:
-    owner = {"apiVersion": "v1", "kind": "Pod", "name": "driver", "uid": "u"}
-    metadata = lease_body(RECORDED, owner, "17")["metadata"]
-    assert metadata["ownerReferences"] == [owner]
+def test_a_lease_names_the_pod_of_its_driver() -> None:
+    inside = replace(RECORDED, pod="driver")
+    assert lease_of(lease_body(inside, "17")) == inside
+    metadata = lease_body(inside, "17")["metadata"]
     assert metadata["resourceVersion"] == "17"
+    # It stays when the pod is deleted, so that readers know the application.
+    assert "ownerReferences" not in metadata
 
 
 def test_a_lease_expires_after_its_time() -> None:
@@ -89,7 +92,7 @@ def test_a_lease_without_times_has_expired() -> None:
 
 def test_long_names_are_cut_on_both_ways() -> None:
     long = ApplicationLease(APPLICATION, "n" * 10**5, "u" * 10**5, STARTED, STARTED)
-    annotations = lease_body(long, None)["metadata"]["annotations"]
+    annotations = lease_body(long)["metadata"]["annotations"]
     assert [len(value) for value in annotations.values()] == [200, 200]
     answer = recorded_lease()
     answer["metadata"]["annotations"]["hopsgpu/name"] = "n" * 10**5

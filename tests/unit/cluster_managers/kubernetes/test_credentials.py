@@ -296,6 +296,16 @@ def test_names_of_a_pods_own_server(account: Path, server: str) -> None:
     assert load_access({"spark.master": f"k8s://{server}"}, {}).namespace == "jobs"
 
 
+def test_a_driver_that_spark_submit_has_put_into_a_pod_asks_the_pods_server(account: Path) -> None:
+    outside = {"spark.master": "k8s://https://api:6443", "spark.kubernetes.submitInDriver": "true"}
+    access = load_access(outside, {})
+    assert access.address == "https://kubernetes.default.svc"
+    named = {**outside, "spark.kubernetes.driver.master": "https://10.0.0.1:443"}
+    assert load_access(named, {}).address == "https://10.0.0.1:443"
+    with pytest.raises(ConfigError, match="the API server of this pod is"):
+        load_access({**outside, "spark.kubernetes.driver.master": "https://evil"}, {})
+
+
 @pytest.mark.parametrize(
     "server",
     [

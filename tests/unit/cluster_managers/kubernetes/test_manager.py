@@ -31,6 +31,7 @@ from tests.unit.cluster_managers.kubernetes.api_server import (
     OTHER_APPLICATION,
     OWN,
     SELF,
+    Reply,
     access_of,
     api_server,
     list_of,
@@ -309,7 +310,7 @@ def preemption(created: str) -> dict[str, Any]:
 @pytest.mark.parametrize(("age", "is_found"), [(5, True), (115, True), (125, False)])
 def test_only_recent_events_are_reasons(now: SimpleNamespace, age: int, is_found: bool) -> None:
     now.seconds = CREATED + age
-    fresh = lease_body(replace(DRIVER, renewed=now.seconds), None)
+    fresh = lease_body(replace(DRIVER, renewed=now.seconds))
     events = select([preemption("2026-11-30T19:10:10.000000Z")])
     with api_server({f"GET {OWN}/events": events, f"GET {LEASE}": (200, fresh)}) as server:
         manager = manager_of(server)
@@ -324,6 +325,31 @@ def test_a_server_that_does_not_answer_is_part_of_the_reason(now: SimpleNamespac
         lost = manager_of(server).why_lost(APPLICATION, "gone", "node1")
     assert lost.startswith("Kubernetes could not be asked about node1 (Kubernetes refuses: pods is")
     assert lost.endswith("; Spark says: gone")
+
+
+@pytest.mark.parametrize(
+    ("pod", "report"),
+    [
+        ((404, {"message": "gone"}), "LOST: its driver's pod driver was deleted"),
+        (
+            (200, {"status": {"phase": "Failed", "reason": "Evicted", "message": "memory"}}),
+            "LOST: its driver's pod driver has ended: Evicted: memory",
+        ),
+        ((200, {"status": {"phase": "Running"}}), ""),
+    ],
+)
+def test_an_application_ends_with_the_pod_of_its_driver(
+    now: SimpleNamespace, pod: Reply, report: str
+) -> None:
+    inside = lease_body(replace(DRIVER, pod="driver"))
+    answers = {f"GET {LEASE}": (200, inside), f"GET {OWN}/pods/driver": pod}
+    with api_server(answers) as server:
+        manager = manager_of(server)
+        assert manager.end_of(APPLICATION) == report
+        # A driver that reported its end is not looked for.
+        ended = lease_body(replace(DRIVER, pod="driver", has_ended=True))
+        server.answers[f"GET {LEASE}"] = (200, ended)
+        assert manager.end_of(APPLICATION) == "FINISHED: (no reason is known)"
 
 
 def test_an_application_runs_while_its_lease_is_renewed(now: SimpleNamespace) -> None:
@@ -347,7 +373,7 @@ def test_an_application_without_a_lease_is_not_known() -> None:
 
 
 def test_a_driver_that_has_reported_its_end_has_finished() -> None:
-    ended = lease_body(replace(DRIVER, has_ended=True), None)
+    ended = lease_body(replace(DRIVER, has_ended=True))
     with api_server({f"GET {LEASE}": (200, ended)}) as server:
         manager = manager_of(server)
         assert manager.report(APPLICATION) == ApplicationReport("FINISHED", "", True)
@@ -386,10 +412,10 @@ def test_a_lease_is_created_once_and_then_replaced() -> None:
     answers = {f"POST {LEASES}": single("lease_created"), f"PUT {LEASE}": (200, {})}
     with api_server(answers) as server:
         manager = manager_of(server)
-        manager.keep_lease(DRIVER, {"kind": "Pod", "uid": "u"})
+        manager.keep_lease(DRIVER)
         assert server.lines == [f"POST {LEASES}"]
         server.answers[f"POST {LEASES}"] = single("lease_conflict")
-        manager.keep_lease(DRIVER, None)
+        manager.keep_lease(DRIVER)
     assert server.lines[1:] == [f"POST {LEASES}", f"GET {LEASE}", f"PUT {LEASE}"]
     (body,) = server.bodies("PUT", LEASE)
     assert (
@@ -402,12 +428,12 @@ def test_a_lease_is_created_once_and_then_replaced() -> None:
 def test_a_lease_that_changed_meanwhile_is_an_error() -> None:
     answers = {f"POST {LEASES}": single("lease_conflict"), f"PUT {LEASE}": single("lease_stale")}
     with api_server(answers) as server, pytest.raises(ApiError, match="has been modified"):
-        manager_of(server).keep_lease(DRIVER, None)
+        manager_of(server).keep_lease(DRIVER)
 
 
 def test_who_may_not_create_a_lease_is_refused() -> None:
     with api_server({f"POST {LEASES}": single("forbidden")}) as server, pytest.raises(Forbidden):
-        manager_of(server).keep_lease(DRIVER, None)
+        manager_of(server).keep_lease(DRIVER)
 
 
 def test_leases_of_applications_that_ended_a_day_ago_are_removed(now: SimpleNamespace) -> None:
