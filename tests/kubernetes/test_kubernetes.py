@@ -174,6 +174,33 @@ def test_an_image_that_does_not_exist_is_told_before_gpus_are_requested(
     assert manager.gpus()[0] == 0
 
 
+def test_pods_that_the_api_server_refuses_are_told_at_once(
+    cluster_env: dict[str, str], manager: ClusterManager, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import hopsgpu\n"
+        "if __name__ == '__main__':\n"
+        "    account = 'spark.kubernetes.authenticate.executor.serviceAccountName'\n"
+        "    hopsgpu.session('refused', conf={account: 'absent'})\n"
+        "    hopsgpu.launch(print, workers=1)\n"
+    )
+    began = time.monotonic()
+    ran = subprocess.run(
+        [sys.executable, str(script)],
+        env=cluster_env,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
+    )
+    print(f"refused after {time.monotonic() - began:.1f} s")
+    assert ran.returncode != 0
+    assert "Kubernetes refuses pods of executors" in ran.stderr, ran.stderr[-4000:]
+    assert 'serviceaccount "absent" not found' in ran.stderr
+    assert manager.gpus()[0] == 0
+
+
 def test_the_secret_of_the_control_channel_is_not_in_a_pod(
     spark: SparkSession, kubectl: Kubectl, gpus_back: Callable[[], int]
 ) -> None:

@@ -65,7 +65,9 @@ class Site:
         template = yaml.safe_load((cluster_dir / "kubernetes" / "driver.yaml").read_text())
         self._template: dict[str, Any] = template["spec"]
         self._env, self._hdfs_url = env, hdfs_url
-        self._conf = Path(env["SPARK_CONF_DIR"], "spark-defaults.conf").read_text()
+        conf = Path(env["SPARK_CONF_DIR"], "spark-defaults.conf").read_text().splitlines(True)
+        # The cluster's own service account is not in the namespace of the objects.
+        self._conf = "".join(line for line in conf if "serviceAccountName" not in line)
 
     def edited(self, body: dict[str, Any]) -> dict[str, Any]:
         master = dict(line.split(" ", 1) for line in self._conf.splitlines())["spark.master"]

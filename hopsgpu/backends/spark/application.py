@@ -19,9 +19,9 @@ from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.queue_directory import GangQueueDirectory
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.log4j import CapturedLog
-from hopsgpu.backends.spark.resource_profiles import ProfilePool
+from hopsgpu.backends.spark.resource_profiles import DEFAULT_PROFILE, ProfilePool
 from hopsgpu.cluster_managers.kind import ManagerKind
-from hopsgpu.cluster_managers.manager import ClusterManager
+from hopsgpu.cluster_managers.manager import ClusterManager, StartProblem
 from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.cluster_managers.snapshot import Snapshot
 
@@ -119,6 +119,15 @@ class Application(GangApplication):
             excluded_hosts: hosts that must not get an executor.
         """
         return contextlib.nullcontext()
+
+    def find_start_problem(self, profile: ResourceProfile | None) -> StartProblem | None:
+        """Return what keeps requested executors of a profile from starting; None if they start.
+
+        Args:
+            profile: None for Spark's default profile.
+        """
+        profile_id = DEFAULT_PROFILE if profile is None else profile.id
+        return self.manager.find_start_problem(self.id, profile_id)
 
     def end_executors(self, executors: Collection[str]) -> None:
         """End executors that Spark has killed, where that takes another request.

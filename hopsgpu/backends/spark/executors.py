@@ -194,9 +194,8 @@ class Executors:
         Raises:
             ConfigError: nothing but another setting helps.
         """
-        manager = self.application.manager
         try:
-            problem = manager.find_start_problem(self.application.id, self.profile.id)
+            problem = self.application.find_start_problem(self.profile)
         except HopsGpuError as error:
             log.info("it is unknown whether executors can start: %s", error)
             return NO_WAIT

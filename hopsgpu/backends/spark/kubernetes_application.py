@@ -30,7 +30,11 @@ from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.backends.spark.kubernetes_image_check import check_image
 from hopsgpu.backends.spark.package_archive import ship_package
-from hopsgpu.backends.spark.resource_profiles import ProfilePool, build_kubernetes_profile
+from hopsgpu.backends.spark.resource_profiles import (
+    DEFAULT_PROFILE,
+    ProfilePool,
+    build_kubernetes_profile,
+)
 from hopsgpu.backends.spark.settings import check_python, check_session
 from hopsgpu.cluster_managers.kubernetes.application_leases import RENEW_SECONDS, ApplicationLease
 from hopsgpu.cluster_managers.kubernetes.kind import image_of
@@ -39,9 +43,12 @@ from hopsgpu.cluster_managers.kubernetes.nodes import NOT_READY
 from hopsgpu.cluster_managers.kubernetes.pod_template import (
     TEMPLATE,
     Placing,
+    example_pod,
     executor_template,
     gang_template,
+    spark_resource,
 )
+from hopsgpu.cluster_managers.manager import StartProblem
 from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.errors import ConfigError, HopsGpuError
 
@@ -137,6 +144,26 @@ class KubernetesApplication(ClusterApplication):
         file = Path(self.package.name, f"{name}.yaml")
         file.write_text(yaml.safe_dump(template), encoding="utf-8")
         return file
+
+    def find_start_problem(self, profile: ResourceProfile | None) -> StartProblem | None:
+        """Return what keeps executors from starting, or why the API server refuses their pods."""
+        if (problem := super().find_start_problem(profile)) is not None:
+            return problem
+        profile_id = DEFAULT_PROFILE if profile is None else profile.id
+        if self.manager.has_executors(self.id, profile_id):
+            return None
+        return self.manager.find_refusal(self._example_pod(profile))
+
+    def _example_pod(self, profile: ResourceProfile | None) -> dict[str, Any]:
+        requests = {"cpu": "100m", "memory": "100Mi"}
+        if profile is not None:
+            amounts = {name: r.amount for name, r in profile.executorResources.items()}
+            memory = amounts.pop("memory", 0) + amounts.pop("memoryOverhead", 0)
+            cores = self.setting("spark.kubernetes.executor.request.cores")
+            requests = {"cpu": cores or str(amounts["cores"]), "memory": f"{memory}Mi"}
+            if gpus := amounts.get(spark_resource(self.manager.gpu_resource)[1]):
+                requests[self.manager.gpu_resource] = str(gpus)
+        return example_pod(self.template, self.jvm.settings(), self.image, requests)
 
     def end_executors(self, executors: Collection[str]) -> None:
         """Delete the pods of killed executors: Spark waits for seconds until it does."""

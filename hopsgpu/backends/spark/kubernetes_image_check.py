@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_DEFAULT_PROFILE = 0
 _POLL_SECONDS = 0.5
 # An executor that starts needs a few seconds, and a node that pulls a large image minutes. A gang
 # that does not wait longer learns the same from its first executor.
@@ -73,7 +72,7 @@ def _python_version(_: int) -> str:
 
 def _refuse_final_problem(application: KubernetesApplication) -> None:
     try:
-        problem = application.manager.find_start_problem(application.id, _DEFAULT_PROFILE)
+        problem = application.find_start_problem(None)
     except HopsGpuError as error:
         log.info("it is unknown whether the image can start: %s", error)
         return

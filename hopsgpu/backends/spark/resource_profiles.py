@@ -21,6 +21,9 @@ from hopsgpu.cluster_managers.kubernetes.pod_template import DISCOVERY_PATH, spa
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.gpu.script_archive import marker_script, script_for
 
+# The ID of the profile of executors that no gang requested.
+DEFAULT_PROFILE = 0
+
 
 def build_profile(shape: ExecutorShape) -> ResourceProfile:
     """Return a profile whose executors run one task at a time, with all their GPUs."""

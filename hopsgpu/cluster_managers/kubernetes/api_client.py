@@ -145,8 +145,8 @@ class ApiClient:
                     raise self._error(code if isinstance(code, int) else 500, event["object"])
                 yield str(event.get("type")), event["object"]
 
-    def create(self, path: str, body: Answer) -> Answer:
-        return self._ask("POST", path, body=body)
+    def create(self, path: str, body: Answer, **query: str) -> Answer:
+        return self._ask("POST", path, query, body=body)
 
     def replace(self, path: str, body: Answer) -> Answer:
         return self._ask("PUT", path, body=body)

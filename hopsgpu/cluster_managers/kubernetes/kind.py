@@ -52,7 +52,8 @@ class Kubernetes(ManagerKind):
         "spark.kubernetes.executor.eventProcessingInterval": "200ms",
         # Executors that failed long ago do not count towards the limit that ends the application.
         "spark.executor.failuresValidityInterval": "10min",
-        "spark.executor.maxNumFailures": "1000",
+        # An API server that refuses pods, such as for a full quota, refuses several in a second.
+        "spark.executor.maxNumFailures": "100000",
     }
 
     def image_settings(self, image: str) -> Mapping[str, str]:

@@ -31,7 +31,11 @@ from hopsgpu.cluster_managers.kubernetes.limits import (
 from hopsgpu.cluster_managers.kubernetes.lost_pods import PodEvent, why_lost
 from hopsgpu.cluster_managers.kubernetes.nodes import NodeRules, devices_of, node_of
 from hopsgpu.cluster_managers.kubernetes.permissions import Permission
-from hopsgpu.cluster_managers.kubernetes.pod_problems import find_problem, problem_of_events
+from hopsgpu.cluster_managers.kubernetes.pod_problems import (
+    find_problem,
+    problem_of_events,
+    refusal_of,
+)
 from hopsgpu.cluster_managers.kubernetes.pods import (
     APPLICATION,
     APPLICATION_NAME,
@@ -70,7 +74,7 @@ _MAX_SEEN = 4096
 # The time of one request that watches pods, and until the next one after an error.
 _WATCH_SECONDS, _REWATCH_SECONDS = 60.0, 2.0
 _FAILED_SCHEDULING = "FailedScheduling"
-_FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
+_FORBIDDEN, _NOT_FOUND, _CONFLICT, _INVALID = 403, 404, 409, 422
 # The kubelet ends a container this long after the signal; ranks have ended before.
 _GRACE_SECONDS = 1
 
@@ -288,6 +292,24 @@ class KubernetesManager(ClusterManager):
             and event.reason != _FAILED_SCHEDULING
         ]
         return problem_of_events(events, time.time() - _START_SECONDS)
+
+    def has_executors(self, application_id: str, profile_id: int) -> bool:
+        """Return whether any pod of a resource profile exists, whatever its state."""
+        return bool(self._executors_of(application_id, profile_id))
+
+    def find_refusal(self, pod: Mapping[str, Any]) -> StartProblem | None:
+        """Return why the API server would refuse to create a pod; None if it would create it.
+
+        No pod is created. Spark creates pods again and again, and logs only that it cannot.
+        """
+        try:
+            self._client.create(self._path("pods"), pod, dryRun="All")
+        except ApiError as error:
+            if error.status in (_FORBIDDEN, _INVALID):
+                return refusal_of(str(error))
+            # An admission webhook may accept no such requests.
+            log.info("whether pods can be created is unknown: %s", error)
+        return None
 
     def delete_executors(self, application_id: str, executors: Collection[str]) -> None:
         """Delete the pods of executors, whose containers have a second to end.

@@ -49,6 +49,19 @@ _REMEDY_OF_IMAGE = (
     " (spark.kubernetes.container.image.pullSecrets)"
 )
 
+_QUOTA_IS_FULL = "exceeded quota"
+# Words of an API server that refuses a pod → what helps.
+_REFUSALS: Mapping[str, str] = {
+    "service account": "spark.kubernetes.authenticate.executor.serviceAccountName names the service"
+    " account of executors",
+    "PodSecurity": "the pod template (spark.kubernetes.executor.podTemplateFile) must have the"
+    " securityContext that the namespace's Pod Security Standard demands",
+    "must specify limits.cpu": "a quota of the namespace limits cores: set"
+    " spark.kubernetes.executor.limit.cores",
+    "no PriorityClass": "the pod template names a priority class that does not exist",
+    _QUOTA_IS_FULL: "the gang waits until other pods of the namespace have ended",
+}
+
 # Words of a registry that answers that it has no such image.
 _MISSING_IMAGE = re.compile(r"not found|manifest unknown|repository does not exist", re.I)
 # Words of a node that cannot ask the registry: its name, its connection or the node's own programs.
@@ -112,6 +125,18 @@ def problem_of_events(events: Iterable[PodEvent], since: float) -> StartProblem 
         f"{newest.pod}: {newest.message}" if newest.message else newest.pod,
         f"kubectl get events --field-selector involvedObject.name={newest.pod}",
     )
+
+
+def refusal_of(message: str) -> StartProblem:
+    """Return the problem of pods that an API server refuses to create.
+
+    Args:
+        message: the API server's.
+    """
+    remedy = next((remedy for words, remedy in _REFUSALS.items() if words in message), "")
+    # A quota has room again when other pods end.
+    is_final = _QUOTA_IS_FULL not in message
+    return StartProblem("Kubernetes refuses pods of executors", message, remedy, is_final)
 
 
 def _waiting_problem(pod: Pod, role: str) -> StartProblem:

@@ -27,6 +27,10 @@ from hopsgpu.errors import ConfigError
 
 TEMPLATE = "spark.kubernetes.executor.podTemplateFile"
 _CONTAINER = "spark.kubernetes.executor.podTemplateContainerName"
+_LIMIT_CORES = "spark.kubernetes.executor.limit.cores"
+_ACCOUNT = "spark.kubernetes.authenticate.{}.serviceAccountName"
+# Spark takes the driver's service account if the executors have none.
+_ACCOUNTS = (_ACCOUNT.format("executor"), _ACCOUNT.format("driver"))
 _SELECTORS = ("spark.kubernetes.node.selector.", "spark.kubernetes.executor.node.selector.")
 # Spark's name of the container of an executor.
 _DEFAULT_CONTAINER = "spark-kubernetes-executor"
@@ -206,6 +210,32 @@ def gang_template(template: Mapping[str, Any], placing: Placing) -> dict[str, An
         preference = {"weight": 100, "podAffinityTerm": same_gang}
         _add_new(rules.setdefault(_PREFERRED, []), [preference])
     return placed
+
+
+def example_pod(
+    template: Mapping[str, Any],
+    properties: Mapping[str, str],
+    image: str | None,
+    requests: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return an executor's pod as Spark would build it, as far as the API server checks pods.
+
+    Args:
+        requests: what its container requests, by resource.
+    """
+    pod = copy.deepcopy(dict(template))
+    pod["metadata"] = {**pod["metadata"], "generateName": "hopsgpu-example-"}
+    pod["metadata"].pop("name", None)
+    spec = pod["spec"]
+    spec["restartPolicy"] = "Never"
+    if account := next(filter(None, map(properties.get, _ACCOUNTS)), None):
+        spec["serviceAccountName"] = account
+    container = _container(spec, properties.get(_CONTAINER) or _DEFAULT_CONTAINER)
+    limits = {name: amount for name, amount in requests.items() if name != "cpu"}
+    if cores := properties.get(_LIMIT_CORES):
+        limits["cpu"] = cores
+    container.update(image=image, resources={"requests": dict(requests), "limits": limits})
+    return pod
 
 
 def _require_nodes(affinity: dict[str, Any], expressions: Sequence[Mapping[str, Any]]) -> None:

@@ -63,7 +63,10 @@ class ImageOnSpark:
         self.cancelled: list[str] = []
         self.context = self
         self.jvm: Any = SimpleNamespace(cancel=self.cancelled.append)
-        self.manager = SimpleNamespace(find_start_problem=lambda *_: problem)
+        self.problem = problem
+
+    def find_start_problem(self, profile: None) -> StartProblem | None:
+        return self.problem
 
     def setJobGroup(self, *_: str) -> None: ...
 

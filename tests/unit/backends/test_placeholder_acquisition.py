@@ -63,12 +63,14 @@ class Cluster:
             held_executors=lambda *_: HeldExecutors(
                 {f"c{n}": "node1" for n in range(self.executors)}, 0
             ),
-            find_start_problem=lambda *_: self.problem,
         )
         # The reason why executors do not start, as the cluster manager reports it.
         self.problem: StartProblem | None = None
         self.failing = FailingHosts()
         self.id = "application_1"
+
+    def find_start_problem(self, profile: object) -> StartProblem | None:
+        return self.problem
 
     def end_executors(self, executors: Iterable[str]) -> None:
         """Do nothing more: Spark's kill is enough."""

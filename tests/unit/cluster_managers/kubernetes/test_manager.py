@@ -320,6 +320,32 @@ def test_only_recent_events_are_reasons(now: SimpleNamespace, age: int, is_found
     assert ("Preempted by pod x" in lost) is is_found
 
 
+@pytest.mark.parametrize(
+    ("status", "message", "remedy", "is_final"),
+    [
+        (403, "error looking up service account a/b", "executor.serviceAccountName", True),
+        (403, 'violates PodSecurity "restricted:latest"', "securityContext", True),
+        (403, "exceeded quota: gpus, requested: 2", "until other pods", False),
+        (422, "spec.containers[0].image: Required value", "", True),
+        (400, "admission webhook does not support dry run", None, False),
+    ],
+)
+def test_pods_that_the_server_refuses(
+    status: int, message: str, remedy: str | None, is_final: bool
+) -> None:
+    answer = {"kind": "Status", "reason": "Forbidden", "message": message}
+    with api_server({f"POST {OWN}/pods": (status, answer)}) as server:
+        problem = manager_of(server).find_refusal({"kind": "Pod"})
+        assert server.requests[-1].query == {"dryRun": "All"}
+    if remedy is None:
+        assert problem is None
+        return
+    assert problem is not None and problem.is_final is is_final
+    assert message in problem.details and remedy in problem.remedy
+    with api_server({f"POST {OWN}/pods": (201, {"kind": "Pod"})}) as server:
+        assert manager_of(server).find_refusal({"kind": "Pod"}) is None
+
+
 def test_a_server_that_does_not_answer_is_part_of_the_reason(now: SimpleNamespace) -> None:
     with api_server({f"GET {OWN}/events": single("forbidden")}) as server:
         lost = manager_of(server).why_lost(APPLICATION, "gone", "node1")

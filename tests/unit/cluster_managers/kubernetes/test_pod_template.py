@@ -15,6 +15,7 @@ from hopsgpu.cluster_managers.kubernetes.pod_template import (
     DISCOVERY_PATH,
     TEMPLATE,
     Placing,
+    example_pod,
     executor_template,
     gang_template,
     node_rules,
@@ -326,3 +327,29 @@ def test_without_nvidia_smi_the_script_lists_the_variable(tmp_path: Path) -> Non
     assert by_variable == {"name": "mig-1g.5gb", "addresses": ["0", "GPU-a"]}
     assert addresses(tmp_path, GPU, "exit 0", NVIDIA_VISIBLE_DEVICES="1")["addresses"] == ["1"]
     assert addresses(tmp_path, GPU, "exit 9")["addresses"] == []
+
+
+def test_an_example_of_an_executors_pod() -> None:
+    template = {
+        "metadata": {"name": "mine", "labels": {"a": "b"}},
+        "spec": {"containers": [{"name": "sidecar"}, {"name": "spark-kubernetes-executor"}]},
+    }
+    requests = {"cpu": "2", "memory": "1024Mi", GPU: "1"}
+    account = "spark.kubernetes.authenticate.driver.serviceAccountName"
+    properties = {account: "jobs", "spark.kubernetes.executor.limit.cores": "4"}
+    pod = example_pod(template, properties, "train:1", requests)
+    assert pod["metadata"] == {"generateName": "hopsgpu-example-", "labels": {"a": "b"}}
+    assert pod["spec"]["serviceAccountName"] == "jobs"
+    assert pod["spec"]["containers"][0] == {"name": "sidecar"}
+    container = pod["spec"]["containers"][1]
+    assert container["image"] == "train:1"
+    limits = {"cpu": "4", "memory": "1024Mi", GPU: "1"}
+    assert container["resources"] == {"requests": requests, "limits": limits}
+    of_executor = {**properties, account.replace("driver", "executor"): "other"}
+    pod = example_pod(template, of_executor, "train:1", requests)
+    assert pod["spec"]["serviceAccountName"] == "other"
+    # The template is another gang's, too.
+    assert template["spec"]["containers"] == [
+        {"name": "sidecar"},
+        {"name": "spark-kubernetes-executor"},
+    ]
