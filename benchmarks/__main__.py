@@ -2,7 +2,8 @@
 
 `python -m benchmarks [release | acquisition | cold | search | warm | contention | stores | data |
 score | script | channel | output | trials | elastic | replay | scale | secure] …`, and
-`python -m benchmarks [warm | release | cold] … --master standalone` (or kubernetes)
+`python -m benchmarks [warm | release | cold] … --master standalone`, and on Kubernetes the same and
+`ray`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from benchmarks import (
     launches,
     many_trials,
     output,
+    ray_train,
     replay,
     scale,
     score,
@@ -68,8 +70,9 @@ ALONE: Mapping[str, Callable[[], object]] = {
 }
 
 
-# Which of them also run without YARN.
+# Which of them also run without YARN, and which only on Kubernetes.
 WITHOUT_YARN = ("warm", "release", "cold")
+ON_KUBERNETES: Mapping[str, Callable[[], object]] = {"ray": ray_train.measure}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -80,7 +83,9 @@ def main(arguments: Sequence[str]) -> None:
     is_standalone = options.master == "standalone"
     names: list[str] = options.names
     is_on_yarn = options.master == "yarn"
+    is_kubernetes = options.master == "kubernetes"
     known = (*IN_SESSION, *ON_CLUSTER, *ALONE) if is_on_yarn else WITHOUT_YARN
+    known += tuple(ON_KUBERNETES) if is_kubernetes else ()
     if unknown := set(names).difference(known):
         where = "" if is_on_yarn else f" with --master {options.master}"
         sys.exit(
@@ -88,7 +93,8 @@ def main(arguments: Sequence[str]) -> None:
         )
     wanted = set(names or known)
     figures: dict[str, object] = {}
-    if wanted & {*IN_SESSION, *ON_CLUSTER}:
+    on_cluster = {**ON_CLUSTER, **ON_KUBERNETES}
+    if wanted & {*IN_SESSION, *on_cluster}:
         with tempfile.TemporaryDirectory(prefix="hopsgpu-bench-") as directory:
             state = Path(directory) / "cluster"
             conf = _numbered_gpus(Path(directory)) if is_standalone else None
@@ -96,11 +102,11 @@ def main(arguments: Sequence[str]) -> None:
                 devcluster.up(
                     state,
                     is_standalone=is_standalone or None,
-                    is_kubernetes=options.master == "kubernetes" or None,
+                    is_kubernetes=is_kubernetes or None,
                     conf=conf,
                 )
                 os.environ.update(devcluster.environment(state))
-                figures |= {n: work() for n, work in ON_CLUSTER.items() if n in wanted}
+                figures |= {n: work() for n, work in on_cluster.items() if n in wanted}
                 figures |= _in_session(wanted)
             finally:
                 devcluster.down(state)
