@@ -14,7 +14,7 @@ _ALWAYS = frozenset({"unpicklable", "too large"})
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _FRAME = re.compile(r'^  File "(?:.*)", line \d+, in .*$', re.MULTILINE)
 # Spark's messages for YARN's exit codes -102 (preempted), and -103 and -104 (memory exceeded).
-_PREEMPTED = re.compile(r"was preempted", re.I)
+_PREEMPTED = re.compile(r"was preempted|Kueue (preempted|evicted) the gang", re.I)
 _MEMORY = re.compile(r"exceeding (physical|virtual) memory|beyond the .* memory", re.I)
 
 

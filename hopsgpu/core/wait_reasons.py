@@ -173,6 +173,21 @@ def silent_manager(error: str) -> WaitReason:
     return WaitReason("Cannot read the cluster's state; tries again", (error,), lack)
 
 
+def waiting_for_kueue(queue: str, message: str) -> WaitReason:
+    """Return the reason while Kueue does not admit a gang.
+
+    Args:
+        queue: name of the LocalQueue.
+        message: what Kueue says; "" if it has said nothing yet.
+    """
+    says = message or f"the gang waits in the LocalQueue {queue}"
+    sentence = plain_line(f"Kueue: {says}", LONGEST_SENTENCE)
+    details = (f"LocalQueue {queue}",) if message else ()
+    if len(says) + len("Kueue: ") > LONGEST_SENTENCE:
+        details = (message, *details)
+    return WaitReason(sentence, details, f"quota of Kueue's LocalQueue {queue}")
+
+
 # Acquiring.
 
 

@@ -158,7 +158,8 @@ def _missing(
 ) -> Iterator[tuple[PermissionRule, tuple[str, ...]]]:
     for rule in RULES:
         verbs = rule.required if is_required else rule.optional
-        denied = [p.verb for p in rule.permissions(verbs) if not allowed.get(p, False)]
+        # Permissions for what the cluster does not have were not asked for.
+        denied = [p.verb for p in rule.permissions(verbs) if not allowed.get(p, True)]
         if denied:
             yield rule, tuple(denied)
 

@@ -41,7 +41,7 @@ def allowed_permissions(manager: KubernetesManager) -> dict[Permission, bool]:
     Raises:
         HopsGpuError: the API server does not answer, or refuses the question.
     """
-    permissions = all_permissions()
+    permissions = all_permissions(has_kueue=manager.has_kueue())
     with ThreadPoolExecutor(_THREADS) as threads:
         return dict(zip(permissions, threads.map(manager.is_allowed, permissions), strict=True))
 

@@ -17,10 +17,12 @@ from hopsgpu.backends.gang_queue import DEFAULT_PARTITION, make_queue_dir
 from hopsgpu.backends.gang_queue_root import gang_queue_root
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.queue_directory import GangQueueDirectory
+from hopsgpu.backends.spark.admission import Admissions
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.log4j import CapturedLog
 from hopsgpu.backends.spark.resource_profiles import DEFAULT_PROFILE, ProfilePool
 from hopsgpu.cluster_managers.kind import ManagerKind
+from hopsgpu.cluster_managers.kubernetes.kueue import Flavors
 from hopsgpu.cluster_managers.manager import ClusterManager, StartProblem
 from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.cluster_managers.snapshot import Snapshot
@@ -110,12 +112,25 @@ class Application(GangApplication):
             ConfigError: they cannot.
         """
 
+    def admissions(self) -> contextlib.AbstractContextManager[Admissions]:
+        """Provide what a queue besides hopsgpu's admits; all admissions end on exit.
+
+        Raises:
+            ConfigError: it is unclear which queue that is.
+        """
+        return contextlib.nullcontext(Admissions())
+
     def placing(
-        self, request: Request, profile: ResourceProfile, excluded_hosts: Collection[str] = ()
+        self,
+        request: Request,
+        profile: ResourceProfile,
+        flavors: Flavors,
+        excluded_hosts: Collection[str] = (),
     ) -> contextlib.AbstractContextManager[None]:
         """Have the cluster manager follow a gang's placement while inside, where it can.
 
         Args:
+            flavors: the nodes on which the executors were admitted.
             excluded_hosts: hosts that must not get an executor.
         """
         return contextlib.nullcontext()
@@ -131,6 +146,13 @@ class Application(GangApplication):
 
     def end_executors(self, executors: Collection[str]) -> None:
         """End executors that Spark has killed, where that takes another request.
+
+        Args:
+            executors: Spark's IDs of the executors.
+        """
+
+    def end_revoked(self, executors: Collection[str], why: str) -> None:
+        """End executors whose admission was revoked; their loss has this reason.
 
         Args:
             executors: Spark's IDs of the executors.

@@ -15,6 +15,7 @@ from py4j.protocol import Py4JError
 
 from hopsgpu.backends.gang_queue import StandingOffer
 from hopsgpu.backends.gang_request import AcquisitionClock, Request
+from hopsgpu.backends.spark.admission import Admission
 from hopsgpu.backends.spark.barrier_job import GangJob, agent_task, refuse_hopeless
 from hopsgpu.backends.spark.elastic_jobs import ElasticJobAllocator
 from hopsgpu.backends.spark.executors import Executors
@@ -266,15 +267,33 @@ class SparkElasticAllocator(ElasticJobAllocator):
             request = replace(asked, cancelled=self._leave_queue, watcher=watcher)
             clock = self._pending.new_clock(request, time.monotonic())
             is_growth = not self._is_first_request
-        # Cancelled means that this request no longer needs to stay in the queue of gangs.
-        with (
-            contextlib.suppress(Cancelled),
-            queued_gang(self._application, request, clock, is_growth=is_growth) as queued,
-            queued.hold_turn(0),
-        ):
-            excluded_hosts = self._hosts_in_use() if self._is_spread else ()
-            with self._executors.placing(self.request, excluded_hosts):
-                self._request_in_turn(queued, clock, queued.count_fitting(at_once, missing))
+            admission = self._free_admission(at_once) or self._open_admission(asked, is_growth)
+            self._admission = admission
+        if admission.executors is not None:
+            missing = at_once
+        try:
+            # Cancelled means that this request no longer needs to stay in the queue of gangs.
+            with (
+                contextlib.suppress(Cancelled),
+                queued_gang(
+                    self._application, request, clock, admission, is_growth=is_growth
+                ) as queued,
+                queued.hold_turn(0),
+            ):
+                excluded_hosts = self._hosts_in_use() if self._is_spread else ()
+                with self._executors.placing(self.request, admission, excluded_hosts):
+                    self._request_in_turn(queued, clock, queued.count_fitting(at_once, missing))
+        finally:
+            with self._changed:
+                self._admission = None
+
+    def _open_admission(self, request: Request, is_growth: bool) -> Admission:
+        """Open the admission of the executors of a request; the caller holds the lock."""
+        admission = self._executors.admissions.open(
+            request, lambda why: self._revoke(admission, why), is_growth=is_growth
+        )
+        self._admissions.append(admission)
+        return admission
 
     def _request_in_turn(self, queued: QueuedGang, clock: AcquisitionClock, count: int) -> None:
         """Request executors until the cluster manager has granted all, or grants none for 30 s."""
@@ -335,6 +354,8 @@ class SparkElasticAllocator(ElasticJobAllocator):
         with self._start_lock:
             with self._changed:
                 self._jobs_by_tag[job.tag] = job
+                if self._admission is not None:
+                    self._admission_by_tag[job.tag] = self._admission
                 self._requested_at = time.monotonic()
                 self._started_jobs = [
                     *(j for j in self._started_jobs if not j.ended.is_set()),
@@ -351,9 +372,31 @@ class SparkElasticAllocator(ElasticJobAllocator):
                     self._end_unreachable()
                     self._confirm_gone()
                 self._kill_surplus()
+                self._end_revoked()
+                with self._changed:
+                    unused = self._take_unused_admissions()
+                for admission in unused:
+                    admission.close()
             except (HopsGpuError, Py4JError):  # the next round tries again; `release` waits for all
                 with self._changed:
                     self._changed.wait(_JOBS_SECONDS)
+
+    def _end_revoked(self) -> None:
+        """End the executors whose admission was revoked; withdraw those that have not arrived.
+
+        This is repeated until the executors are lost, since the cluster manager may not answer.
+        """
+        with self._changed:
+            live = [*self._jobs_by_tag.values()]
+            self._revoked = {job: why for job, why in self._revoked.items() if job in live}
+            revoked, waiting = dict(self._revoked), self._waiting_jobs()
+        for job, why in revoked.items():
+            if running := self._application.jvm.running_on(job.tag):
+                self._executors.end_revoked(running, why)
+            elif job in waiting:
+                with self._changed:
+                    withdrawn = self._withdraw([job])
+                self._cancel(withdrawn)
 
     def _are_leaving(self) -> bool:
         """Wait up to a second; return whether executors must be released or jobs cancelled."""

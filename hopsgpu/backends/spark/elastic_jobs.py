@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from hopsgpu.backends.elastic_allocator import ElasticAllocator
 from hopsgpu.backends.gang_allocation import Job
 from hopsgpu.backends.gang_request import Request
+from hopsgpu.backends.spark.admission import Admission
 from hopsgpu.backends.spark.barrier_job import GangJob
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.pending_executors import PendingExecutors
@@ -42,6 +43,14 @@ class ElasticJobAllocator(ElasticAllocator):
         self._leaving: set[str] = set()
         # Jobs of lost executors, to be cancelled.
         self._abandoned: list[GangJob] = []
+        # The admission of each job, by the job's tag; and those that are open, whose executors may
+        # all have ended.
+        self._admission_by_tag: dict[str, Admission] = {}
+        self._admissions: list[Admission] = []
+        # The admission with which executors are requested now.
+        self._admission: Admission | None = None
+        # Jobs whose executors must end, because their admission was revoked, with the reason.
+        self._revoked: dict[GangJob, str] = {}
         self._pending = PendingExecutors(failing, request.plan.spec.image)
         self._wanted = 0
         self._at_once = 1
@@ -138,6 +147,32 @@ class ElasticJobAllocator(ElasticAllocator):
         if tag is not None:
             del self._jobs_by_tag[tag]
             self._container_by_tag.pop(tag, None)
+            self._admission_by_tag.pop(tag, None)
+
+    def _free_admission(self, executors: int) -> Admission | None:
+        """Return an open admission with room for so many executors; the caller holds the lock."""
+        for admission in self._admissions:
+            used = sum(other is admission for other in self._admission_by_tag.values())
+            if admission.executors is None or admission.executors - used >= executors:
+                return admission
+        return None
+
+    def _take_unused_admissions(self) -> list[Admission]:
+        """Remove the admissions whose executors have ended; the caller holds the lock."""
+        if self._leaving:
+            return []
+        used = [self._admission, *self._admission_by_tag.values()]
+        unused = [admission for admission in self._admissions if admission not in used]
+        self._admissions = [admission for admission in self._admissions if admission in used]
+        return unused
+
+    def _revoke(self, admission: Admission, why: str) -> None:
+        """Have the executors of an admission end, which was revoked."""
+        with self._changed:
+            for tag, job in self._jobs_by_tag.items():
+                if self._admission_by_tag.get(tag) is admission:
+                    self._revoked[job] = why
+            self._notify()
 
     def _withdraw(self, jobs: list[GangJob]) -> list[GangJob]:
         """Drop waiting jobs before they are cancelled; return them. The caller holds the lock.

@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from py4j.protocol import Py4JError
@@ -17,6 +17,7 @@ from pyspark.resource import ResourceProfile
 
 from hopsgpu.backends.gang_allocation import Releasable
 from hopsgpu.backends.gang_request import Request
+from hopsgpu.backends.spark.admission import Admission, Admissions
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, Task, refuse_hopeless
 from hopsgpu.backends.spark.jvm import wait_until
@@ -47,6 +48,7 @@ class Executors:
     Attributes:
         driver: what an executor needs to connect to the control channel.
         removals: Spark's messages about executors that have ended, or None.
+        admissions: opens admissions by a queue besides hopsgpu's.
     """
 
     application: Application
@@ -54,6 +56,7 @@ class Executors:
     server: ControlServer
     driver: DriverEndpoint
     removals: CapturedLog | None
+    admissions: Admissions = field(default_factory=Admissions)
 
     def new_job(
         self,
@@ -181,12 +184,22 @@ class Executors:
         self.application.end_executors(executors)
 
     def placing(
-        self, request: Request, excluded_hosts: Collection[str] = ()
+        self, request: Request, admission: Admission, excluded_hosts: Collection[str] = ()
     ) -> contextlib.AbstractContextManager[None]:
         """Have the cluster manager follow the gang's placement while inside, where it can."""
         hosts = {*excluded_hosts, *request.exclusions.hosts}
         hosts |= self.application.failing.hosts(time.monotonic())
-        return self.application.placing(request, self.profile, hosts)
+        return self.application.placing(request, self.profile, admission.flavors, hosts)
+
+    def end_revoked(self, executors: Collection[str], why: str) -> None:
+        """End executors whose admission was revoked; their loss has this reason.
+
+        Args:
+            executors: Spark's IDs of the executors.
+        """
+        if executors:
+            log.info("ends %s: %s", count_of(len(executors), "executor"), why)
+            self.application.end_revoked(executors, why)
 
     def start_problem(self) -> WaitReason:
         """Return what keeps requested executors from starting; `NO_WAIT` if nothing is known.
@@ -222,14 +235,17 @@ def spark_allocator(
     """Provide an allocator of executors; release all of them on every path.
 
     Raises:
-        ConfigError: the driver cannot listen for the executors.
+        ConfigError: the driver cannot listen for the executors, or it is unclear which queue admits
+            them.
     """
     with (
         _control_channel(application, request.plan.executors) as (server, driver),
         application.removals() or contextlib.nullcontext() as removals,
+        application.admissions() as admissions,
     ):
         profile = application.profiles.check_out(request.plan.shape)
-        allocator = kind(request, Executors(application, profile, server, driver, removals))
+        executors = Executors(application, profile, server, driver, removals, admissions)
+        allocator = kind(request, executors)
         try:
             yield allocator
         finally:

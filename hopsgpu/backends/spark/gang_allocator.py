@@ -58,6 +58,7 @@ class SparkGangAllocator(GangAllocator):
         self._executors = executors
         self._application = executors.application
         self._jobs: list[GangJob] = []
+        self._admission = executors.admissions.open(request, self._end_revoked)
         # Number of executors that the cluster manager had granted when the last turn ended without
         # the gang.
         self._granted_in_last_turn = 0
@@ -70,7 +71,7 @@ class SparkGangAllocator(GangAllocator):
         began = time.monotonic()
         clock = AcquisitionClock(request)
         attempts = 0
-        with queued_gang(self._application, request, clock) as queued:
+        with queued_gang(self._application, request, clock, self._admission) as queued:
             while True:
                 with queued.hold_turn(
                     max(len(self._executors.registered_ids()) - excluded_count, 0)
@@ -90,6 +91,9 @@ class SparkGangAllocator(GangAllocator):
                     request.watcher.on_parked(())
                 attempts += 1
                 self._back_off(attempts, clock)
+
+    def _end_revoked(self, why: str) -> None:
+        self._executors.end_revoked(self._executors.registered_ids(), why)
 
     def _release_all(self) -> Release:
         is_whole = self._allocation is not None
@@ -136,7 +140,7 @@ class SparkGangAllocator(GangAllocator):
             )
             with (
                 self._application.jvm.without_resource_warning(),
-                self._executors.placing(self.request),
+                self._executors.placing(self.request, self._admission),
             ):
                 placeholders = acquisition.run()
             if placeholders is None:

@@ -23,12 +23,14 @@ from hopsgpu.backends.gang_queue import DEFAULT_PARTITION
 from hopsgpu.backends.gang_queue_root import find_hosted_queues
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.queue_directory import GangQueueDirectory
+from hopsgpu.backends.spark.admission import Admissions
 from hopsgpu.backends.spark.cluster_application import ClusterApplication
 from hopsgpu.backends.spark.container_image import refuse_other_image
 from hopsgpu.backends.spark.hadoop_conf_archive import ship_hadoop_conf
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.backends.spark.kubernetes_image_check import check_image
+from hopsgpu.backends.spark.kueue_admission import kueue_admissions
 from hopsgpu.backends.spark.package_archive import ship_package
 from hopsgpu.backends.spark.resource_profiles import (
     DEFAULT_PROFILE,
@@ -36,13 +38,18 @@ from hopsgpu.backends.spark.resource_profiles import (
     build_kubernetes_profile,
 )
 from hopsgpu.backends.spark.settings import check_python, check_session
+from hopsgpu.cluster_managers.demand import container_of
+from hopsgpu.cluster_managers.kubernetes import kueue
 from hopsgpu.cluster_managers.kubernetes.application_leases import RENEW_SECONDS, ApplicationLease
 from hopsgpu.cluster_managers.kubernetes.kind import image_of
+from hopsgpu.cluster_managers.kubernetes.kueue import Flavors
+from hopsgpu.cluster_managers.kubernetes.kueue_queue import KueueQueue
 from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
 from hopsgpu.cluster_managers.kubernetes.nodes import NOT_READY
 from hopsgpu.cluster_managers.kubernetes.pod_template import (
     TEMPLATE,
     Placing,
+    admission_template,
     example_pod,
     executor_template,
     gang_template,
@@ -54,9 +61,10 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 
 log = logging.getLogger(__name__)
 
+_DRIVER_POD = "spark.kubernetes.driver.pod.name"
+_REQUEST_CORES = "spark.kubernetes.executor.request.cores"
 # Shortest time between two searches for pods of nodes that do not report.
 _STRANDED_SECONDS = 2.0
-_DRIVER_POD = "spark.kubernetes.driver.pod.name"
 
 
 @dataclass
@@ -110,9 +118,52 @@ class KubernetesApplication(ClusterApplication):
         """Return the pod template of all executors."""
         return executor_template(self.jvm.settings(), self.manager.gpu_resource)
 
+    @functools.cached_property
+    def driver_pod(self) -> dict[str, Any] | None:
+        """Return a reference to the driver's pod; None if the driver is not in one."""
+        pod = self.setting(_DRIVER_POD)
+        return self.manager.pod_reference(pod) if pod else None
+
+    def admissions(self) -> contextlib.AbstractContextManager[Admissions]:
+        """Provide what Kueue admits, if the namespace has a LocalQueue."""
+        chosen = (self.option("kueue.queue") or "").strip()
+        queue = None if chosen == kueue.OFF else self.manager.kueue_queue(chosen)
+        if queue is None:
+            return super().admissions()
+        remove_old = functools.partial(self.manager.remove_old_workloads, queue)
+        remove_old()
+        return kueue_admissions(
+            queue, self.id, functools.partial(self._new_workload, queue), remove_old
+        )
+
+    def _new_workload(
+        self, queue: KueueQueue, request: Request, is_growth: bool
+    ) -> Mapping[str, Any]:
+        plan, manager = request.plan, self.manager
+        gpu_resource = manager.gpu_resource if plan.shape.gpus else ""
+        # Only nodes of some types may be used if the gang has a type; Kueue compares labels.
+        types = () if plan.hosts is None else manager.products_of(plan.hosts)
+        template = admission_template(self.template, manager.rules.selector, gpu_resource, types)
+        return kueue.workload_body(
+            queue.version,
+            queue.name,
+            self.id,
+            container_of(plan.shape),
+            plan.executors,
+            gpu_resource=manager.gpu_resource,
+            cores=self.setting(_REQUEST_CORES) or str(plan.shape.cores),
+            template=template,
+            owner=self.driver_pod,
+            is_growth=is_growth,
+        )
+
     @contextlib.contextmanager
     def placing(
-        self, request: Request, profile: ResourceProfile, excluded_hosts: Collection[str] = ()
+        self,
+        request: Request,
+        profile: ResourceProfile,
+        flavors: Flavors,
+        excluded_hosts: Collection[str] = (),
     ) -> Iterator[None]:
         """Have Spark build executors for a gang while inside: where its nodes must be.
 
@@ -127,6 +178,7 @@ class KubernetesApplication(ClusterApplication):
             self.id,
             profile.id,
             self.manager.gpu_resource if plan.shape.gpus else "",
+            flavors,
         )
         file = self._write_template(f"gang-{profile.id}", gang_template(self.template, placing))
         before = self.setting(TEMPLATE)
@@ -159,7 +211,7 @@ class KubernetesApplication(ClusterApplication):
         if profile is not None:
             amounts = {name: r.amount for name, r in profile.executorResources.items()}
             memory = amounts.pop("memory", 0) + amounts.pop("memoryOverhead", 0)
-            cores = self.setting("spark.kubernetes.executor.request.cores")
+            cores = self.setting(_REQUEST_CORES)
             requests = {"cpu": cores or str(amounts["cores"]), "memory": f"{memory}Mi"}
             if gpus := amounts.get(spark_resource(self.manager.gpu_resource)[1]):
                 requests[self.manager.gpu_resource] = str(gpus)
@@ -171,6 +223,14 @@ class KubernetesApplication(ClusterApplication):
             self.manager.delete_executors(self.id, executors)
         except HopsGpuError as error:
             log.info("the pods end by themselves: %s", error)
+
+    def end_revoked(self, executors: Collection[str], why: str) -> None:
+        """Delete the pods of executors that Kueue has taken back."""
+        try:
+            self.manager.record_eviction(self.id, executors, why)
+            self.manager.delete_executors(self.id, executors)
+        except HopsGpuError as error:
+            log.warning("executors that Kueue takes back could not be ended: %s", error)
 
     def end_stranded(self, containers: Mapping[str, str]) -> None:
         """Remove pods of nodes that do not report: no kubelet confirms their end.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from hopsgpu.backends.gang_queue import QueueMember, queued
 from hopsgpu.backends.gang_request import AcquisitionClock, Request, demand_of
+from hopsgpu.backends.spark.admission import Admission
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.cluster_managers.placement import preferred_hosts
 from hopsgpu.cluster_managers.request_without_room import why_request_without_room
@@ -45,6 +46,7 @@ class QueuedGang:
     """One gang in the queue of gangs; use `queued_gang`, which leaves the queue on every path.
 
     Args:
+        admission: what the gang needs from another queue, before it joins this one.
         member: the gang in the queue on the lake; None if the lake refuses the queue.
     """
 
@@ -53,11 +55,13 @@ class QueuedGang:
         application: Application,
         request: Request,
         clock: AcquisitionClock,
+        admission: Admission,
         member: QueueMember | None,
     ) -> None:
         self._application = application
         self._request = request
         self._clock = clock
+        self._admission = admission
         self._member = member
         self._demand = demand_of(
             request.plan.shape, request.plan.executors, request.plan.spec.placement
@@ -73,6 +77,7 @@ class QueuedGang:
     @contextlib.contextmanager
     def hold_turn(self, arrived: int) -> Iterator[None]:
         """Wait for the gang's turn; hold it while inside, or until everything is granted."""
+        self._wait_for_admission(arrived)
         began, self._has_logged_grant = time.monotonic(), False
         self._next_poll = began
         while not self._take_turn(arrived):
@@ -94,7 +99,19 @@ class QueuedGang:
         finally:
             self._give_back()
 
+    def _wait_for_admission(self, arrived: int) -> None:
+        """Wait until the other queue admits the gang.
+
+        The gang has no ticket meanwhile: it would keep gangs from their turn which that queue has
+        admitted, and for whose quota it may wait.
+        """
+        while why := self._admission.poll():
+            self._clock.report((), why)
+            self._clock.check(AcquisitionProgress(connected=arrived))
+            self._request.cancelled.wait(_POLL_SECONDS)
+
     def renew(self) -> bool:
+        """Renew the turn; return False without it, or if the admission was revoked."""
         has_turn = True
 
         def renew(member: QueueMember) -> None:
@@ -102,7 +119,7 @@ class QueuedGang:
             has_turn = member.renew_turn()
 
         self._with_member(renew)
-        return has_turn
+        return has_turn and self._admission.is_valid
 
     def end(self) -> None:
         if not self._has_logged_grant:
@@ -288,7 +305,12 @@ class QueuedGang:
 
 @contextlib.contextmanager
 def queued_gang(
-    application: Application, request: Request, clock: AcquisitionClock, *, is_growth: bool = False
+    application: Application,
+    request: Request,
+    clock: AcquisitionClock,
+    admission: Admission,
+    *,
+    is_growth: bool = False,
 ) -> Iterator[QueuedGang]:
     """Provide a gang in the queue of gangs; leave the queue on every path.
 
@@ -309,7 +331,7 @@ def queued_gang(
             stack.enter_context(queued(member))
         except StoreError as error:
             request.watcher.warn(_without_queue(error))
-        yield QueuedGang(application, request, clock, member)
+        yield QueuedGang(application, request, clock, admission, member)
 
 
 def _queue_reason(decision: TurnDecision, snapshot: Snapshot) -> WaitReason:

@@ -22,6 +22,11 @@ from hopsgpu.cluster_managers.kubernetes.application_leases import (
     leases_of,
 )
 from hopsgpu.cluster_managers.kubernetes.credentials import ApiAccess
+from hopsgpu.cluster_managers.kubernetes.kueue_queue import (
+    KueueQueue,
+    find_kueue_version,
+    find_queue,
+)
 from hopsgpu.cluster_managers.kubernetes.lease_directory import LeaseQueueRoot
 from hopsgpu.cluster_managers.kubernetes.limits import (
     largest_executor,
@@ -29,7 +34,7 @@ from hopsgpu.cluster_managers.kubernetes.limits import (
     quota_limits,
 )
 from hopsgpu.cluster_managers.kubernetes.lost_pods import PodEvent, why_lost
-from hopsgpu.cluster_managers.kubernetes.nodes import NodeRules, devices_of, node_of
+from hopsgpu.cluster_managers.kubernetes.nodes import PRODUCT, NodeRules, devices_of, node_of
 from hopsgpu.cluster_managers.kubernetes.permissions import Permission
 from hopsgpu.cluster_managers.kubernetes.pod_problems import (
     find_problem,
@@ -105,6 +110,8 @@ class KubernetesManager(ClusterManager):
         self._seen_pods: dict[str, tuple[str, str]] = {}
         # Why pods of executors end, by their names.
         self._ends: dict[str, PodEvent] = {}
+        # Why and when Kueue has taken executors back, by application and node.
+        self._evictions: dict[tuple[str, str], tuple[str, float]] = {}
 
     @property
     def title(self) -> str:
@@ -121,6 +128,10 @@ class KubernetesManager(ClusterManager):
     @property
     def gpu_resource(self) -> str:
         return self._gpu_resource
+
+    @property
+    def rules(self) -> NodeRules:
+        return self._rules
 
     @property
     def pages(self) -> str:
@@ -317,14 +328,18 @@ class KubernetesManager(ClusterManager):
         Args:
             executors: Spark's IDs of the executors.
         """
-        names = ",".join(sorted(executors))
-        selector = f"{APPLICATION}={application_id},{ROLE}=executor,{EXECUTOR} in ({names})"
         options = {"apiVersion": "v1", "kind": "DeleteOptions"}
         self._client.delete(
             self._path("pods"),
             {**options, "gracePeriodSeconds": _GRACE_SECONDS},
-            labelSelector=selector,
+            labelSelector=_executor_selector(application_id, executors),
         )
+
+    def record_eviction(self, application_id: str, executors: Collection[str], why: str) -> None:
+        """Remember why executors are lost that hopsgpu ends for Kueue."""
+        pods = self._pods_of(_executor_selector(application_id, executors))
+        with self._lock:
+            self._evictions |= {(application_id, pod.node): (why, time.time()) for pod in pods}
 
     def remove_pod(self, name: str) -> None:
         """Remove a pod from the API server without its kubelet's confirmation."""
@@ -353,7 +368,10 @@ class KubernetesManager(ClusterManager):
                     for event in (*self._ends.values(), *events)
                     if self._seen_pods.get(event.pod) == (application_id, host)
                 ]
+                eviction, evicted_at = self._evictions.get((application_id, host), ("", 0.0))
             since = time.time() - _EVENT_SECONDS
+            if evicted_at >= since:
+                return eviction
             cause = why_lost(host, pods, events, self._nodes_with(()), since)
         except HopsGpuError as error:
             cause = f"Kubernetes could not be asked about {host} ({error})"
@@ -435,6 +453,38 @@ class KubernetesManager(ClusterManager):
                     # Another driver may have removed it.
                     if error.status != _NOT_FOUND:
                         raise
+
+    def has_kueue(self) -> bool:
+        """Return whether Kueue is installed."""
+        return find_kueue_version(self._client) is not None
+
+    def kueue_queue(self, chosen: str) -> KueueQueue | None:
+        """Return the LocalQueue of Kueue that admits gangs; None if gangs need none.
+
+        Raises:
+            ConfigError: the chosen one does not exist, or there are several and none is chosen.
+        """
+        return find_queue(self._client, chosen)
+
+    def remove_old_workloads(self, queue: KueueQueue) -> None:
+        """Remove the Workloads of applications that have ended or are lost."""
+        # List Leases last: an application has its Lease before it creates a Workload.
+        workloads, now = list(queue.workloads()), time.time()
+        leases = self._leases() if workloads else {}
+        for workload in workloads:
+            lease = leases.get(workload.application)
+            if lease is None or not lease.is_running(now):
+                log.info("removes the Workload %s, whose application has ended", workload.name)
+                queue.delete(workload)
+
+    def products_of(self, hosts: Collection[str]) -> tuple[str, ...]:
+        """Return the types of GPUs of nodes, by their labels."""
+        names = set()
+        for node in self._client.items(_NODES):
+            metadata = mapping_of(node, "metadata")
+            if text_of(metadata, "name") in hosts:
+                names.add(text_of(mapping_of(metadata, "labels"), PRODUCT))
+        return tuple(sorted(names - {""}))
 
     def pod_reference(self, name: str) -> dict[str, Any]:
         """Return a reference to a pod of the namespace, for objects that go with the pod."""
@@ -546,6 +596,11 @@ class KubernetesManager(ClusterManager):
             if pod.is_granted:
                 by_group.setdefault(_group_of(pod), []).append(pod)
         return tuple(_app(group, listed, leases.get(group)) for group, listed in by_group.items())
+
+
+def _executor_selector(application_id: str, executors: Collection[str]) -> str:
+    names = ",".join(sorted(executors))
+    return f"{APPLICATION}={application_id},{ROLE}=executor,{EXECUTOR} in ({names})"
 
 
 def _group_of(pod: Pod) -> str:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hopsgpu.cluster_managers.kubernetes.kueue import GROUP as KUEUE
+
 ROLE, CLUSTER_ROLE = "role.yaml", "cluster-role.yaml"
 
 
@@ -44,6 +46,7 @@ class PermissionRule:
         purpose: what the required verbs are for.
         optional: verbs that gangs can do without.
         loss: what is lost without the optional verbs.
+        is_of_kueue: whether only clusters with Kueue have the resource.
     """
 
     resource: str
@@ -53,6 +56,7 @@ class PermissionRule:
     loss: str = ""
     group: str = ""
     is_of_cluster: bool = False
+    is_of_kueue: bool = False
 
     def permissions(self, verbs: tuple[str, ...]) -> Iterator[Permission]:
         resource, _, subresource = self.resource.partition("/")
@@ -128,6 +132,22 @@ RULES = (
         group="coordination.k8s.io",
     ),
     PermissionRule(
+        "localqueues",
+        ("list",),
+        "hopsgpu looks for a LocalQueue of Kueue, in which gangs of the namespace wait",
+        ("get",),
+        "`kubectl describe` does not show a LocalQueue that a reason of a wait names",
+        group=KUEUE,
+        is_of_kueue=True,
+    ),
+    PermissionRule(
+        "workloads",
+        ("create", "get", "list", "watch", "delete"),
+        "a gang is one Workload of Kueue, which hopsgpu deletes at the release",
+        group=KUEUE,
+        is_of_kueue=True,
+    ),
+    PermissionRule(
         "nodes",
         ("list",),
         "hopsgpu reads where GPUs are, and which nodes are ready",
@@ -140,13 +160,22 @@ RULES = (
         " that the scheduler cannot place",
         is_of_cluster=True,
     ),
+    PermissionRule(
+        "resourceflavors",
+        optional=("get",),
+        loss="pods of gangs do not get the labels and tolerations of the flavors of Kueue",
+        group=KUEUE,
+        is_of_cluster=True,
+        is_of_kueue=True,
+    ),
 )
 
 
-def all_permissions() -> tuple[Permission, ...]:
-    """Return the permissions of both roles."""
+def all_permissions(*, has_kueue: bool) -> tuple[Permission, ...]:
+    """Return the permissions of both roles that matter on a cluster."""
     return tuple(
         permission
         for rule in RULES
+        if has_kueue or not rule.is_of_kueue
         for permission in rule.permissions((*rule.required, *rule.optional))
     )

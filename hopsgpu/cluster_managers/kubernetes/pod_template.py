@@ -19,7 +19,13 @@ from typing import Any
 
 import yaml
 
-from hopsgpu.cluster_managers.kubernetes.nodes import NodeRules, Toleration, toleration_of
+from hopsgpu.cluster_managers.kubernetes.kueue import NO_FLAVORS, Flavors
+from hopsgpu.cluster_managers.kubernetes.nodes import (
+    PRODUCT,
+    NodeRules,
+    Toleration,
+    toleration_of,
+)
 from hopsgpu.cluster_managers.kubernetes.pods import APPLICATION, PROFILE, list_of, mapping_of
 from hopsgpu.core.bounded_reads import read_file
 from hopsgpu.core.container_ids import NAMESPACE, NODE, POD
@@ -80,6 +86,7 @@ class Placing:
         application: the ID of their application, which distinguishes them from those of others.
         profile: the ID of their resource profile, which distinguishes them from other pods.
         gpu_resource: the resource whose taint they tolerate; "" for executors without GPUs.
+        flavors: the nodes on which Kueue has admitted them.
     """
 
     hosts: frozenset[str] | None
@@ -88,6 +95,7 @@ class Placing:
     application: str
     profile: int
     gpu_resource: str
+    flavors: Flavors = NO_FLAVORS
 
 
 def spark_resource(gpu_resource: str) -> tuple[str, str]:
@@ -191,6 +199,10 @@ def gang_template(template: Mapping[str, Any], placing: Placing) -> dict[str, An
     if placing.gpu_resource:
         toleration = {"key": placing.gpu_resource, "operator": "Exists"}
         _add_new(spec.setdefault("tolerations", []), [toleration])
+    if placing.flavors.tolerations:
+        _add_new(spec.setdefault("tolerations", []), placing.flavors.tolerations)
+    if placing.flavors.labels:
+        spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **placing.flavors.labels}
     affinity = spec.setdefault("affinity", {})
     expressions = []
     if placing.hosts is not None:
@@ -236,6 +248,31 @@ def example_pod(
         limits["cpu"] = cores
     container.update(image=image, resources={"requests": dict(requests), "limits": limits})
     return pod
+
+
+def admission_template(
+    template: Mapping[str, Any],
+    selector: Mapping[str, str],
+    gpu_resource: str,
+    types: Sequence[str],
+) -> dict[str, Any]:
+    """Return the template with the rules that Kueue compares with the nodes of its flavors.
+
+    Args:
+        selector: labels that nodes must have, also those of Spark's properties.
+        gpu_resource: the resource whose taint the pods tolerate; "" for pods without GPUs.
+        types: labels of the types of GPUs that nodes may have; empty for all.
+    """
+    ruled = copy.deepcopy(dict(template))
+    spec = ruled["spec"]
+    spec["nodeSelector"] = dict(selector)
+    if gpu_resource:
+        toleration = {"key": gpu_resource, "operator": "Exists"}
+        _add_new(spec.setdefault("tolerations", []), [toleration])
+    if types:
+        affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+        _require_nodes(affinity, [{"key": PRODUCT, "operator": "In", "values": list(types)}])
+    return ruled
 
 
 def _require_nodes(affinity: dict[str, Any], expressions: Sequence[Mapping[str, Any]]) -> None:

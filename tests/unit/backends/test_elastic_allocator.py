@@ -16,6 +16,7 @@ import pytest
 
 from hopsgpu.backends.gang_request import AcquisitionClock, Request
 from hopsgpu.backends.spark import elastic_allocator, executors, pending_executors
+from hopsgpu.backends.spark.admission import Admission
 from hopsgpu.backends.spark.elastic_allocator import SparkElasticAllocator
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
@@ -128,7 +129,13 @@ class Site:
 
     @contextlib.contextmanager
     def queued_gang(
-        self, application: Any, request: Request, clock: AcquisitionClock, *, is_growth: bool
+        self,
+        application: Any,
+        request: Request,
+        clock: AcquisitionClock,
+        admission: Admission,
+        *,
+        is_growth: bool,
     ) -> Iterator[Any]:
         self.asked.append((request.plan.spec.acquire_timeout, is_growth))
 

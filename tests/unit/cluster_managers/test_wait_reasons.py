@@ -118,6 +118,25 @@ STATES: list[tuple[str, Callable[[], WaitReason], str, tuple[str, ...]]] = [
         "Another launch uses the gang; this one runs after it",
         ("the data is ready",),
     ),
+    # In a queue of Kueue.
+    (
+        "Kueue has said nothing yet",
+        lambda: reasons.waiting_for_kueue("gangs", ""),
+        "Kueue: the gang waits in the LocalQueue gangs",
+        (),
+    ),
+    (
+        "Kueue's quota is used",
+        lambda: reasons.waiting_for_kueue("gangs", "insufficient unused quota for x in flavor y"),
+        "Kueue: insufficient unused quota for x in flavor y",
+        ("LocalQueue gangs",),
+    ),
+    (
+        "a long message of Kueue",
+        lambda: reasons.waiting_for_kueue("gangs", "quota " * 20),
+        f"Kueue: {'quota ' * 15}qu…",
+        ("quota " * 20, "LocalQueue gangs"),
+    ),
     # In the queue of gangs.
     (
         "another gang asks YARN",

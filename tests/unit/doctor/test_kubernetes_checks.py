@@ -38,7 +38,7 @@ from tests.unit.doctor.test_checks import BIG, NODE, gpu_node, gpus, seen, state
 
 MASTER = "k8s://https://api:6443"
 LIMIT_CORES = "spark.kubernetes.executor.limit.cores"
-EVERYTHING = dict.fromkeys(all_permissions(), True)
+EVERYTHING = dict.fromkeys(all_permissions(has_kueue=False), True)
 
 
 def node(host: str, state: str = "RUNNING", health: str = "", total: Amount = BIG) -> Node:
@@ -103,6 +103,15 @@ def test_an_optional_permission_is_missing() -> None:
     lease = Permission("delete", "leases", "coordination.k8s.io")
     check = check_permissions(without(lease))
     assert state_of(check, "delete leases.coordination.k8s.io (optional)") == "unknown"
+
+
+def test_permissions_for_kueue_matter_only_with_kueue() -> None:
+    with_kueue = dict.fromkeys(all_permissions(has_kueue=True), True)
+    assert state_of(check_permissions(with_kueue), "all 47 of role.yaml") == "ok"
+    create = Permission("create", "workloads", "kueue.x-k8s.io")
+    check = check_permissions({**with_kueue, create: False})
+    assert state_of(check, "1 missing", "role.yaml") == "wrong"
+    assert check.details[0].startswith("create workloads.kueue.x-k8s.io: a gang is one Workload")
 
 
 def test_gpus_of_the_nodes() -> None:
