@@ -53,6 +53,6 @@ def find_programs(environ: Mapping[str, str]) -> dict[str, Path]:
     if missing:
         raise ClusterError(
             f"--kubernetes needs {', '.join(missing)}, which is neither in {built} nor on the PATH:"
-            " `make kubernetes` in a checkout of hopsgpu builds it once, with Go 1.24 or later"
+            " `make kubernetes` in a checkout of hopsgpu builds it once, with Go 1.25 or later"
         )
     return programs

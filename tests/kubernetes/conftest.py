@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.kubernetes)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def kubectl(cluster_dir: Path) -> Kubectl:
     """Run kubectl as the administrator; return its JSON answer, or its text."""
     program = built_programs(os.environ) / KUBECTL

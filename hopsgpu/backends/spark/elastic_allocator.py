@@ -267,7 +267,9 @@ class SparkElasticAllocator(ElasticJobAllocator):
             request = replace(asked, cancelled=self._leave_queue, watcher=watcher)
             clock = self._pending.new_clock(request, time.monotonic())
             is_growth = not self._is_first_request
-            admission = self._free_admission(at_once) or self._open_admission(asked, is_growth)
+            # Executors that were requested before count, although they may not be ready yet.
+            is_extra = self._executor_count() >= self._least
+            admission = self._free_admission(at_once) or self._open_admission(asked, is_extra)
             self._admission = admission
         if admission.executors is not None:
             missing = at_once

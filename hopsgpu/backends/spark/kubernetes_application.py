@@ -62,7 +62,6 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 log = logging.getLogger(__name__)
 
 _DRIVER_POD = "spark.kubernetes.driver.pod.name"
-_REQUEST_CORES = "spark.kubernetes.executor.request.cores"
 # Shortest time between two searches for pods of nodes that do not report.
 _STRANDED_SECONDS = 2.0
 
@@ -151,7 +150,6 @@ class KubernetesApplication(ClusterApplication):
             container_of(plan.shape),
             plan.executors,
             gpu_resource=manager.gpu_resource,
-            cores=self.setting(_REQUEST_CORES) or str(plan.shape.cores),
             template=template,
             owner=self.driver_pod,
             is_growth=is_growth,

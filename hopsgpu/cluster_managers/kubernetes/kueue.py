@@ -109,7 +109,6 @@ def workload_body(
     executors: int,
     *,
     gpu_resource: str,
-    cores: str,
     template: Mapping[str, Any],
     owner: Mapping[str, Any] | None,
     is_growth: bool,
@@ -118,7 +117,6 @@ def workload_body(
 
     Args:
         container: what each executor requests.
-        cores: the cores that its pod requests, as a quantity.
         template: pod template of the executors, whose rules for nodes Kueue considers.
         owner: reference to the driver's pod, with which Kubernetes removes the Workload; None
             outside.
@@ -129,12 +127,12 @@ def workload_body(
     }
     if owner is not None:
         metadata["ownerReferences"] = [owner]
-    requests = {"cpu": cores, "memory": f"{container.memory_mib}Mi"}
+    requests = {"cpu": str(container.cores), "memory": f"{container.memory_mib}Mi"}
     if container.gpus:
         requests[gpu_resource] = str(container.gpus)
     spec = mapping_of(template, "spec")
     rules = {name: spec[name] for name in _RULES if spec.get(name)}
-    containers = [{"name": "executor", "resources": {"requests": requests, "limits": {}}}]
+    containers = [{"name": "executor", "resources": {"requests": requests}}]
     pod_set = {
         "name": _POD_SET,
         "count": executors,

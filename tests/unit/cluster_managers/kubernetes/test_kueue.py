@@ -50,7 +50,6 @@ ADMITTED = answer(
 def body(**options: Any) -> Any:
     given: dict[str, Any] = {
         "gpu_resource": "nvidia.com/gpu",
-        "cores": "500m",
         "template": {"spec": {}},
         "owner": None,
         "is_growth": False,
@@ -99,7 +98,7 @@ def test_a_gang_is_one_pod_set() -> None:
     assert pods["count"] == 3
     (container,) = pods["template"]["spec"]["containers"]
     assert container["resources"]["requests"] == {
-        "cpu": "500m",
+        "cpu": "4",
         "memory": "5120Mi",
         "nvidia.com/gpu": "2",
     }
