@@ -62,6 +62,7 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 log = logging.getLogger(__name__)
 
 _DRIVER_POD = "spark.kubernetes.driver.pod.name"
+_REQUEST_CORES = "spark.kubernetes.executor.request.cores"
 # Shortest time between two searches for pods of nodes that do not report.
 _STRANDED_SECONDS = 2.0
 
