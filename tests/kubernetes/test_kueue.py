@@ -99,7 +99,8 @@ def waiting(workers: int, **options: Any) -> Iterator[hopsgpu.Run]:
 
 
 def says(run: hopsgpu.Run, *words: str, seconds: float = _SHOWN_SECONDS) -> bool:
-    """Return whether a run shows Kueue's reason in time."""
+    """Return whether a run shows Kueue's reason in time, once it waits."""
+    assert until(lambda: run.status().state == "waiting"), run.status()
 
     def is_shown() -> bool:
         text = str(run.status())

@@ -17,7 +17,7 @@ from hopsgpu.backends.gang_queue import DEFAULT_PARTITION, make_queue_dir
 from hopsgpu.backends.gang_queue_root import gang_queue_root
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.queue_directory import GangQueueDirectory
-from hopsgpu.backends.spark.admission import Admissions
+from hopsgpu.backends.spark.executor_admission import ExecutorAdmissions
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.log4j import CapturedLog
 from hopsgpu.backends.spark.resource_profiles import DEFAULT_PROFILE, ProfilePool
@@ -112,13 +112,13 @@ class Application(GangApplication):
             ConfigError: they cannot.
         """
 
-    def admissions(self) -> contextlib.AbstractContextManager[Admissions]:
+    def admissions(self) -> contextlib.AbstractContextManager[ExecutorAdmissions]:
         """Provide what a queue besides hopsgpu's admits; all admissions end on exit.
 
         Raises:
             ConfigError: it is unclear which queue that is.
         """
-        return contextlib.nullcontext(Admissions())
+        return contextlib.nullcontext(ExecutorAdmissions())
 
     def placing(
         self,

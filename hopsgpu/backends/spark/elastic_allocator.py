@@ -15,9 +15,9 @@ from py4j.protocol import Py4JError
 
 from hopsgpu.backends.gang_queue import StandingOffer
 from hopsgpu.backends.gang_request import AcquisitionClock, Request
-from hopsgpu.backends.spark.admission import Admission
 from hopsgpu.backends.spark.barrier_job import GangJob, agent_task, refuse_hopeless
 from hopsgpu.backends.spark.elastic_jobs import ElasticJobAllocator
+from hopsgpu.backends.spark.executor_admission import ExecutorAdmission
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.backends.spark.pending_executors import WaitWatcher
@@ -289,7 +289,7 @@ class SparkElasticAllocator(ElasticJobAllocator):
             with self._changed:
                 self._admission = None
 
-    def _open_admission(self, request: Request, is_growth: bool) -> Admission:
+    def _open_admission(self, request: Request, is_growth: bool) -> ExecutorAdmission:
         """Open the admission of the executors of a request; the caller holds the lock."""
         admission = self._executors.admissions.open(
             request, lambda why: self._revoke(admission, why), is_growth=is_growth
@@ -386,7 +386,7 @@ class SparkElasticAllocator(ElasticJobAllocator):
     def _end_revoked(self) -> None:
         """End the executors whose admission was revoked; withdraw those that have not arrived.
 
-        This is repeated until the executors are lost, since the cluster manager may not answer.
+        The call is repeated until the executors are lost, since the cluster manager may not answer.
         """
         with self._changed:
             live = [*self._jobs_by_tag.values()]

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from hopsgpu.backends.elastic_allocator import ElasticAllocator
 from hopsgpu.backends.gang_allocation import Job
 from hopsgpu.backends.gang_request import Request
-from hopsgpu.backends.spark.admission import Admission
 from hopsgpu.backends.spark.barrier_job import GangJob
+from hopsgpu.backends.spark.executor_admission import ExecutorAdmission
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.pending_executors import PendingExecutors
 from hopsgpu.control.channel import Message
@@ -45,10 +45,10 @@ class ElasticJobAllocator(ElasticAllocator):
         self._abandoned: list[GangJob] = []
         # The admission of each job, by the job's tag; and those that are open, whose executors may
         # all have ended.
-        self._admission_by_tag: dict[str, Admission] = {}
-        self._admissions: list[Admission] = []
+        self._admission_by_tag: dict[str, ExecutorAdmission] = {}
+        self._admissions: list[ExecutorAdmission] = []
         # The admission with which executors are requested now.
-        self._admission: Admission | None = None
+        self._admission: ExecutorAdmission | None = None
         # Jobs whose executors must end, because their admission was revoked, with the reason.
         self._revoked: dict[GangJob, str] = {}
         self._pending = PendingExecutors(failing, request.plan.spec.image)
@@ -149,7 +149,7 @@ class ElasticJobAllocator(ElasticAllocator):
             self._container_by_tag.pop(tag, None)
             self._admission_by_tag.pop(tag, None)
 
-    def _free_admission(self, executors: int) -> Admission | None:
+    def _free_admission(self, executors: int) -> ExecutorAdmission | None:
         """Return an open admission with room for so many executors; the caller holds the lock."""
         for admission in self._admissions:
             used = sum(other is admission for other in self._admission_by_tag.values())
@@ -157,7 +157,7 @@ class ElasticJobAllocator(ElasticAllocator):
                 return admission
         return None
 
-    def _take_unused_admissions(self) -> list[Admission]:
+    def _take_unused_admissions(self) -> list[ExecutorAdmission]:
         """Remove the admissions whose executors have ended; the caller holds the lock."""
         if self._leaving:
             return []
@@ -166,7 +166,7 @@ class ElasticJobAllocator(ElasticAllocator):
         self._admissions = [admission for admission in self._admissions if admission in used]
         return unused
 
-    def _revoke(self, admission: Admission, why: str) -> None:
+    def _revoke(self, admission: ExecutorAdmission, why: str) -> None:
         """Have the executors of an admission end, which was revoked."""
         with self._changed:
             for tag, job in self._jobs_by_tag.items():

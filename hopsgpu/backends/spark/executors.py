@@ -17,9 +17,9 @@ from pyspark.resource import ResourceProfile
 
 from hopsgpu.backends.gang_allocation import Releasable
 from hopsgpu.backends.gang_request import Request
-from hopsgpu.backends.spark.admission import Admission, Admissions
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, Task, refuse_hopeless
+from hopsgpu.backends.spark.executor_admission import ExecutorAdmission, ExecutorAdmissions
 from hopsgpu.backends.spark.jvm import wait_until
 from hopsgpu.backends.spark.log4j import CapturedLog
 from hopsgpu.cluster_managers.manager import HeldExecutors
@@ -56,7 +56,7 @@ class Executors:
     server: ControlServer
     driver: DriverEndpoint
     removals: CapturedLog | None
-    admissions: Admissions = field(default_factory=Admissions)
+    admissions: ExecutorAdmissions = field(default_factory=ExecutorAdmissions)
 
     def new_job(
         self,
@@ -184,7 +184,7 @@ class Executors:
         self.application.end_executors(executors)
 
     def placing(
-        self, request: Request, admission: Admission, excluded_hosts: Collection[str] = ()
+        self, request: Request, admission: ExecutorAdmission, excluded_hosts: Collection[str] = ()
     ) -> contextlib.AbstractContextManager[None]:
         """Have the cluster manager follow the gang's placement while inside, where it can."""
         hosts = {*excluded_hosts, *request.exclusions.hosts}

@@ -23,9 +23,9 @@ from hopsgpu.backends.gang_queue import DEFAULT_PARTITION
 from hopsgpu.backends.gang_queue_root import find_hosted_queues
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.queue_directory import GangQueueDirectory
-from hopsgpu.backends.spark.admission import Admissions
 from hopsgpu.backends.spark.cluster_application import ClusterApplication
 from hopsgpu.backends.spark.container_image import refuse_other_image
+from hopsgpu.backends.spark.executor_admission import ExecutorAdmissions
 from hopsgpu.backends.spark.hadoop_conf_archive import ship_hadoop_conf
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.jvm_threads import start_daemon
@@ -124,13 +124,19 @@ class KubernetesApplication(ClusterApplication):
         pod = self.setting(_DRIVER_POD)
         return self.manager.pod_reference(pod) if pod else None
 
-    def admissions(self) -> contextlib.AbstractContextManager[Admissions]:
+    def admissions(self) -> contextlib.AbstractContextManager[ExecutorAdmissions]:
         """Provide what Kueue admits, if the namespace has a LocalQueue."""
         chosen = (self.option("kueue.queue") or "").strip()
         queue = None if chosen == kueue.OFF else self.manager.kueue_queue(chosen)
         if queue is None:
             return super().admissions()
-        remove_old = functools.partial(self.manager.remove_old_workloads, queue)
+
+        def remove_old() -> None:
+            try:
+                self.manager.remove_old_workloads(queue)
+            except HopsGpuError as error:
+                log.info("Workloads of killed drivers could not be removed: %s", error)
+
         remove_old()
         return kueue_admissions(
             queue, self.id, functools.partial(self._new_workload, queue), remove_old

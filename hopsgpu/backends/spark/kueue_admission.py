@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hopsgpu.backends.gang_request import Request
-from hopsgpu.backends.spark.admission import Admission, Admissions
+from hopsgpu.backends.spark.executor_admission import ExecutorAdmission, ExecutorAdmissions
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.cluster_managers.http_client import NoAnswer
 from hopsgpu.cluster_managers.kubernetes.api_client import ApiError, Forbidden
@@ -31,7 +31,7 @@ _REFUSED = (400, 403, 404, 422)
 NewWorkload = Callable[[Request, bool], Mapping[str, Any]]
 
 
-class KueueAdmission(Admission):
+class KueueAdmission(ExecutorAdmission):
     """The Workload of some executors; a later one replaces a Workload that Kueue has evicted.
 
     One thread calls `poll`, and another one `update`.
@@ -153,7 +153,7 @@ class KueueAdmission(Admission):
             )
 
 
-class KueueAdmissions(Admissions):
+class KueueAdmissions(ExecutorAdmissions):
     """Opens the admissions of one allocator, and watches their Workloads in a thread.
 
     Args:
@@ -180,7 +180,7 @@ class KueueAdmissions(Admissions):
 
     def open(
         self, request: Request, on_revoked: Callable[[str], None], *, is_growth: bool = False
-    ) -> Admission:
+    ) -> ExecutorAdmission:
         admission = KueueAdmission(
             self._queue,
             request.plan.executors,
@@ -194,25 +194,25 @@ class KueueAdmissions(Admissions):
 
     def close(self) -> None:
         self._closed.set()
-        for admission in self._opened():
+        for admission in self._list_open():
             admission.close()
 
     def watch(self) -> None:
         """Pass on changes of the Workloads until the end."""
         while not self._closed.is_set():
             try:
-                for admission in self._opened():
+                for admission in self._list_open():
                     admission.refresh()
                 for workload in self._queue.watch(self._application_id, _WATCH_SECONDS):
                     if self._closed.is_set():
                         return
-                    for admission in self._opened():
+                    for admission in self._list_open():
                         admission.update(workload)
             except HopsGpuError as error:
                 log.info("Kueue's Workloads are not watched: %s", error)
                 self._closed.wait(_REWATCH_SECONDS)
 
-    def _opened(self) -> list[KueueAdmission]:
+    def _list_open(self) -> list[KueueAdmission]:
         with self._lock:
             return list(self._admissions)
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator
 
 from hopsgpu.backends.gang_queue import QueueMember, queued
 from hopsgpu.backends.gang_request import AcquisitionClock, Request, demand_of
-from hopsgpu.backends.spark.admission import Admission
 from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.spark.executor_admission import ExecutorAdmission
 from hopsgpu.cluster_managers.placement import preferred_hosts
 from hopsgpu.cluster_managers.request_without_room import why_request_without_room
 from hopsgpu.cluster_managers.shortage import Shortage, shortage
@@ -55,7 +55,7 @@ class QueuedGang:
         application: Application,
         request: Request,
         clock: AcquisitionClock,
-        admission: Admission,
+        admission: ExecutorAdmission,
         member: QueueMember | None,
     ) -> None:
         self._application = application
@@ -308,7 +308,7 @@ def queued_gang(
     application: Application,
     request: Request,
     clock: AcquisitionClock,
-    admission: Admission,
+    admission: ExecutorAdmission,
     *,
     is_growth: bool = False,
 ) -> Iterator[QueuedGang]:

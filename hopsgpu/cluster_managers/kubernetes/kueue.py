@@ -31,7 +31,7 @@ GANG_PRIORITY, GROWTH_PRIORITY = 0, -1
 _NO_FLAVOR = f"couldn't assign flavors to pod set {_POD_SET}: "
 _PREEMPTED = "Preempted"
 _DELETED = "its Workload was deleted"
-# What Kueue compares with the nodes of flavors.
+# Kueue compares these parts of a pod with the nodes of flavors.
 _RULES = ("nodeSelector", "tolerations", "affinity")
 
 

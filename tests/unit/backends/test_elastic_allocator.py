@@ -16,8 +16,8 @@ import pytest
 
 from hopsgpu.backends.gang_request import AcquisitionClock, Request
 from hopsgpu.backends.spark import elastic_allocator, executors, pending_executors
-from hopsgpu.backends.spark.admission import Admission
 from hopsgpu.backends.spark.elastic_allocator import SparkElasticAllocator
+from hopsgpu.backends.spark.executor_admission import ExecutorAdmission
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.cluster_managers.manager import HeldExecutors
@@ -133,7 +133,7 @@ class Site:
         application: Any,
         request: Request,
         clock: AcquisitionClock,
-        admission: Admission,
+        admission: ExecutorAdmission,
         *,
         is_growth: bool,
     ) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.backends.spark import kueue_admission
-from hopsgpu.backends.spark.admission import Admissions
+from hopsgpu.backends.spark.executor_admission import ExecutorAdmissions
 from hopsgpu.backends.spark.kueue_admission import KueueAdmission, kueue_admissions
 from hopsgpu.cluster_managers.http_client import NoAnswer
 from hopsgpu.cluster_managers.kubernetes.api_client import ApiError, Forbidden
@@ -93,7 +93,7 @@ def admission(queue: Any, revoked: list[str]) -> KueueAdmission:
 
 def test_other_cluster_managers_admit_all_at_once() -> None:
     request: Any = None
-    admission = Admissions().open(request, lambda why: None)
+    admission = ExecutorAdmissions().open(request, lambda why: None)
     assert not admission.poll() and admission.is_valid and admission.executors is None
     assert admission.flavors == Flavors()
     admission.close()

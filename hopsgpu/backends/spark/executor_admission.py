@@ -12,7 +12,7 @@ from hopsgpu.cluster_managers.kubernetes.kueue import NO_FLAVORS, Flavors
 from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
 
 
-class Admission:
+class ExecutorAdmission:
     """The right of a gang, or of a growth, to request executors.
 
     Attributes:
@@ -42,12 +42,12 @@ class Admission:
         """Give the admission back; never raise."""
 
 
-class Admissions:
+class ExecutorAdmissions:
     """Opens the admissions of one allocator; all of them are closed at the allocator's end."""
 
     def open(
         self, request: Request, on_revoked: Callable[[str], None], *, is_growth: bool = False
-    ) -> Admission:
+    ) -> ExecutorAdmission:
         """Return an admission for the executors of a request, without requesting it yet.
 
         Args:
@@ -55,4 +55,4 @@ class Admissions:
                 revoked; it ends the executors.
             is_growth: whether a running search or gang requests more executors.
         """
-        return Admission()
+        return ExecutorAdmission()
