@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.backends.gang_request import AcquisitionClock
+from hopsgpu.backends.spark.executor_admission import ExecutorAdmission
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.queued_gang import QueuedGang
 from hopsgpu.cluster_managers.resources import Amount
@@ -41,5 +42,5 @@ def test_nodes_on_which_executors_end_are_asked_for_last(
         failing=ended, can_prefer_hosts=True, snapshot=lambda seconds: snapshot
     )
     request = plans.request(SimpleNamespace(), plan=plans.plan(wanted, placement=placement))
-    place = QueuedGang(application, request, AcquisitionClock(request), None)
+    place = QueuedGang(application, request, AcquisitionClock(request), ExecutorAdmission(), None)
     assert place.hosts(wanted) == hosts
