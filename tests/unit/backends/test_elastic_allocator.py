@@ -17,7 +17,7 @@ import pytest
 from hopsgpu.backends.gang_request import AcquisitionClock, Request
 from hopsgpu.backends.spark import elastic_allocator, executors, pending_executors
 from hopsgpu.backends.spark.elastic_allocator import SparkElasticAllocator
-from hopsgpu.backends.spark.executor_admission import ExecutorAdmission
+from hopsgpu.backends.spark.executor_admission import ExecutorAdmission, ExecutorAdmissions
 from hopsgpu.backends.spark.executors import Executors
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.cluster_managers.manager import HeldExecutors
@@ -65,6 +65,8 @@ class Site:
         self.busy_ones: list[str] = []
         self.more = 0
         self.killed_by_spark: list[str] = []
+        # Executors that were ended because another queue took them back, and why.
+        self.revoked: list[tuple[str, str]] = []
         # What else happens while a job is being cancelled.
         self.cancelling: Callable[[str], object] = lambda tag: None
         self.jvm = self.manager = self
@@ -81,6 +83,9 @@ class Site:
 
     def end_executors(self, executors: Iterable[str]) -> None:
         """Do nothing more: Spark's kill is enough."""
+
+    def end_revoked(self, executors: Sequence[str], why: str) -> None:
+        self.revoked += [(executor, why) for executor in executors]
 
     def setting(self, name: str) -> None:
         return None
@@ -176,7 +181,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setattr(elastic_allocator, "release_executors", lambda *given, is_whole: gone)
     leases = []
 
-    def make(free: int, timeout: float | None) -> tuple[Site, SparkElasticAllocator]:
+    def make(
+        free: int, timeout: float | None, admissions: ExecutorAdmissions | None = None
+    ) -> tuple[Site, SparkElasticAllocator]:
         site: Any = Site(free)
         monkeypatch.setattr(elastic_allocator, "queued_gang", site.queued_gang)
         watcher = SimpleNamespace(
@@ -185,7 +192,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
         request = plans.request(watcher, 4, timeout)
         profile: Any = SimpleNamespace(id=1)
         server: Any = SimpleNamespace()
-        resources = Executors(site, profile, server, DriverEndpoint("", 0, b"", None), removals())
+        endpoint = DriverEndpoint("", 0, b"", None)
+        others = admissions or ExecutorAdmissions()
+        resources = Executors(site, profile, server, endpoint, removals(), others)
         lease = SparkElasticAllocator(request, resources)
         lease.start()
         leases.append(lease)
@@ -356,3 +365,69 @@ def test_that_nobody_asks_any_more_is_told(made: Made, monkeypatch: pytest.Monke
     monkeypatch.setattr(elastic_allocator, "queued_gang", fail)
     lease.set_wanted(1, 1)
     assert until(lambda: "Spark: OverflowError: too large" in problem_of(lease))
+
+
+class OpenedAdmission(ExecutorAdmission):
+    def __init__(
+        self, executors: int, on_revoked: Callable[[str], None], *, is_growth: bool
+    ) -> None:
+        self.executors, self.is_growth = executors, is_growth
+        self.on_revoked = on_revoked
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class OtherQueue(ExecutorAdmissions):
+    """A queue such as Kueue's, which admits each request for itself."""
+
+    def __init__(self) -> None:
+        self.opened: list[OpenedAdmission] = []
+
+    def open(
+        self, request: Request, on_revoked: Callable[[str], None], *, is_growth: bool = False
+    ) -> ExecutorAdmission:
+        admission = OpenedAdmission(request.plan.executors, on_revoked, is_growth=is_growth)
+        self.opened.append(admission)
+        return admission
+
+
+def test_the_minimum_and_each_growth_are_admitted_apart_and_given_back_apart(made: Made) -> None:
+    queue = OtherQueue()
+    site, lease = made(free=3, timeout=None, admissions=queue)
+    lease.set_wanted(3, 2, least=2)
+    assert until(lambda: len(site.jobs) == 3)
+    assert [(a.executors, a.is_growth) for a in queue.opened] == [(2, False), (1, True)]
+    for job in site.jobs:
+        come(site, lease, job)
+    lease._jobs.update(enumerate(site.jobs))
+    minimum, growth = queue.opened
+    # The other queue takes the growth back.
+    site.running[site.jobs[2].tag] = ("7",)
+    growth.on_revoked("Kueue preempted the gang: x")
+    assert until(lambda: ("7", "Kueue preempted the gang: x") in site.revoked)
+    assert {executor for executor, _ in site.revoked} == {"7"}
+    lease.set_wanted(2, 2, least=2)
+    site.running = {}
+    lease.handle_event(Event(2, None, "connection lost"))
+    assert until(lambda: growth.is_closed)
+    assert not minimum.is_closed
+    # A lost executor of the minimum is replaced without another admission.
+    site.containers.discard("c1")
+    lease.handle_event(Event(0, None, "connection lost"))
+    assert until(lambda: len(site.jobs) == 4)
+    assert len(queue.opened) == 2 and not minimum.is_closed
+
+
+def test_executors_that_were_not_there_yet_are_withdrawn_when_their_admission_is_revoked(
+    made: Made,
+) -> None:
+    queue = OtherQueue()
+    site, lease = made(free=2, timeout=None, admissions=queue)
+    lease.set_wanted(1, 1)
+    assert until(lambda: len(site.jobs) == 1)
+    queue.opened[0].on_revoked("Kueue evicted the gang: x")
+    assert until(site.jobs[0].ended.is_set)
+    assert until(lambda: len(site.jobs) == 2)
+    assert not site.revoked
