@@ -1,4 +1,4 @@
-"""Write docs/compatibility.md from the recorded results: `python -m tests.matrix.page`."""
+"""Write the table of docs/compatibility.md from recorded results: `python -m tests.matrix.page`."""
 
 from __future__ import annotations
 
@@ -8,29 +8,26 @@ from pathlib import Path
 from tests.matrix.behaviours import BEHAVIOURS, WORKS, Corner, load
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
-_HEAD = """\
-# Versions of Spark and Hadoop
-
-Results of the last `make matrix`. For each column it starts a
-[development cluster](development-cluster.md) of that Hadoop, with two nodes of two simulated GPUs,
-and uses it with that PySpark. A cell has the seconds of the test on two cores, mostly for the start
-of JVMs, or what failed. The first row may include downloads and the cache of Spark's classes.
-
-Other releases of these series are untried. PySpark 3.5 runs on Python 3.11 at most.
-
-<!-- written by tests/matrix/page.py from tests/matrix/results.json -->
-"""
+# The table follows this line; all else on the page is written by hand.
+_MARK = "<!-- written by tests/matrix/page.py from tests/matrix/results.json -->\n\n"
 
 
-def page(corners: Sequence[Corner]) -> str:
-    """Return the whole page."""
+def page(corners: Sequence[Corner], before: str | None = None) -> str:
+    """Return the whole page, with the table of these results.
+
+    Args:
+        before: the page with another table; by default the one that is there.
+    """
     columns = [
         ["", "PySpark", "Hadoop", "Python, Java of both", "seen", *BEHAVIOURS.values()],
         *(_column(corner) for corner in corners),
     ]
     first, *rows = [_row(cells) for cells in zip(*columns, strict=True)]
     rule = _row(["---"] * len(columns))
-    return "\n".join([_HEAD, first, rule, *rows]) + "\n"
+    head, mark, rest = (before or PAGE.read_text(encoding="utf-8")).partition(_MARK)
+    assert mark, f"{PAGE.name} has no line {_MARK.strip()}"
+    _, _, tail = rest.partition("\n\n")
+    return head + mark + "\n".join([first, rule, *rows]) + "\n\n" + tail
 
 
 def _column(corner: Corner) -> list[str]:
