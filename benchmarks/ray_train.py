@@ -136,7 +136,9 @@ def run_head(exchange: Path) -> None:
     """Run trainings on the workers as they come; write what they took."""
     import ray
 
-    run_node("--head", f"--port={_PORT}", "--num-cpus=0", "--include-dashboard=false")
+    # Pods share /tmp here, where the nodes would take each other's files for their own.
+    own_files = "--temp-dir=/var/ray"
+    run_node("--head", f"--port={_PORT}", "--num-cpus=0", "--include-dashboard=false", own_files)
     ray.init(address=f"{os.environ['POD_IP']}:{_PORT}", log_to_driver=False)
     _write(exchange / "address", f"{os.environ['POD_IP']}:{_PORT}")
     seen: set[str] = set()
