@@ -194,9 +194,10 @@ OWN_NETWORK := unshare --net $(if $(filter-out 0,$(shell id -u)),--map-root-user
 OWN_NETWORK += sh -c 'ip link set lo up && exec "$$@"' --
 
 # Each fault with each kind of launch, one after the other, on YARN and on a standalone master; then
-# the page of what was seen.
+# the page of what was seen. `make faults FAULTS_ON=--kubernetes` does this on Kubernetes, and needs
+# what `make kubernetes` needs.
 FAULTS_ON := '' --standalone
-faults: java $(VENV)/.installed-dev
+faults: java $(VENV)/.installed-dev $(if $(findstring kubernetes,$(FAULTS_ON)),$(KUBERNETES_CACHE)/.built)
 	@failed=0; for manager in $(FAULTS_ON); do \
 	  $(OWN_NETWORK) $(BIN)/python -m pytest -q --record $$manager tests/faults || failed=1; done; \
 	$(BIN)/python -m tests.faults.page; exit $$failed

@@ -11,7 +11,7 @@ from tests.conftest import until
 from tests.in_ranks import mark_of
 
 
-def _is_of_cluster(process: Path, cluster: Path) -> bool:
+def is_of_cluster(process: Path, cluster: Path) -> bool:
     """Whether a process runs in a directory of a cluster, or in a control group of its pods."""
     if (process / "cwd").readlink().is_relative_to(cluster):
         return True
@@ -24,7 +24,7 @@ def processes_of(cluster: Path, command: bytes) -> set[int]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             is_one = command in (process / "cmdline").read_bytes().replace(b"\0", b" ")
-            if is_one and _is_of_cluster(process, cluster):
+            if is_one and is_of_cluster(process, cluster):
                 found.add(int(process.name))
         except OSError:
             continue

@@ -21,6 +21,8 @@ _PODS_PER_NODE, _FIRST_POD = 48, 16
 _BRIDGE_ADDRESS = "02:68:6f:70:73:01"
 _SECONDS = 30.0
 _NAMESPACES = Path("/run/netns")
+# The machine's interface to a cluster has a name that begins so.
+INTERFACE = "hg"
 
 
 @dataclass(frozen=True)
@@ -138,4 +140,4 @@ def remove_network(network: ClusterNetwork) -> None:
 
 def _interfaces(network: ClusterNetwork) -> tuple[str, str]:
     digest = network.name.rpartition("-")[2]
-    return f"hg{digest}", "machine"
+    return f"{INTERFACE}{digest}", "machine"

@@ -1,9 +1,10 @@
 """A node of a cluster on Kubernetes: containerd, the kubelet, and the plugin of simulated GPUs.
 
 A node has a network namespace, a mount namespace, a PID namespace and a control group of its own.
-All its processes and mounts end with its first process. The
-kubelet requires a few kernel settings, and reads the size of the node from files. Other files are
-mounted over them here, so that the machine's stay as they are.
+All its processes and mounts end with its first process, which starts the kubelet and the plugin
+again after their end, as systemd does on other machines. The kubelet requires a few kernel
+settings, and reads the size of the node from files. Other files are mounted over them here, so that
+the machine's stay as they are.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _POLL_SECONDS = 0.1
 _SOCKET_SECONDS = 600.0
 _COMMAND_SECONDS = 600.0
 _END_SECONDS = 2.0
+# A daemon that ends sooner after its start has a wrong configuration: another start is no help.
+_MIN_RUN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,11 @@ def _read(file: str) -> NodeSpec:
 
 
 def run(file: str) -> int:
-    """Run a node until one of its daemons ends, or a signal arrives; return the exit code."""
+    """Run a node until containerd ends, another daemon cannot run, or a signal arrives.
+
+    Returns:
+        The exit code.
+    """
     spec = _read(file)
     # As the first process of its PID namespace, this one gets only signals that it handles.
     signal.signal(signal.SIGTERM, _exit)
@@ -90,15 +97,12 @@ def run(file: str) -> int:
         for image in spec.images:
             command = [*spec.ctr, "images", "import", image]
             subprocess.run(command, timeout=_COMMAND_SECONDS, check=True)
-        daemons = [containerd]
-        for name, command in (("kubelet", spec.kubelet), ("plugin", spec.plugin)):
-            if command:
-                daemons.append(stack.enter_context(_running(spec, name, command)))
-        while all(daemon.poll() is None for daemon in daemons):
-            _reap_orphans({daemon.pid for daemon in daemons})
+        daemons = (("kubelet", spec.kubelet), ("plugin", spec.plugin))
+        services = [_Service(spec, name, command, stack) for name, command in daemons if command]
+        while containerd.poll() is None and all(service.keep_running() for service in services):
+            _reap_orphans({containerd.pid, *(service.pid for service in services)})
             time.sleep(_POLL_SECONDS)
-        codes = ", ".join(str(daemon.poll()) for daemon in daemons)
-        print(f"a daemon of the node has ended; exit codes: {codes}", flush=True)
+        print("a daemon of the node has ended; its log says why", flush=True)
     return 1
 
 
@@ -116,6 +120,41 @@ def _reap_orphans(daemons: set[int]) -> None:
         if ended is None or ended.si_pid in daemons:
             return
         os.waitpid(ended.si_pid, os.WNOHANG)
+
+
+class _Service:
+    """A daemon that is started again after its end.
+
+    Args:
+        stack: stops the daemon in the end.
+    """
+
+    def __init__(
+        self, spec: NodeSpec, name: str, command: list[str], stack: contextlib.ExitStack
+    ) -> None:
+        self._spec, self._name, self._command = spec, name, command
+        self._stack = stack.enter_context(contextlib.ExitStack())
+        self._run()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def keep_running(self) -> bool:
+        """Start the daemon again if it has ended; return False if it ended soon after its start."""
+        if self._process.poll() is None:
+            return True
+        print(f"the {self._name} has ended; exit code {self._process.returncode}", flush=True)
+        if time.monotonic() - self._started < _MIN_RUN_SECONDS:
+            return False
+        self._stack.close()
+        self._run()
+        return True
+
+    def _run(self) -> None:
+        self._started = time.monotonic()
+        running = _running(self._spec, self._name, self._command)
+        self._process = self._stack.enter_context(running)
 
 
 @contextlib.contextmanager

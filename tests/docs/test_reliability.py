@@ -6,9 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.faults import FAULTS
 from tests.faults.launches import Kind
-from tests.faults.page import PAGE, STANDALONE, YARN, Cell, CellKey, load, page, record, table
+from tests.faults.matrix import FAULTS
+from tests.faults.page import (
+    KUBERNETES,
+    PAGE,
+    STANDALONE,
+    YARN,
+    Cell,
+    CellKey,
+    load,
+    page,
+    record,
+    table,
+)
 
 
 def test_the_page_is_what_the_results_are() -> None:
@@ -18,7 +29,7 @@ def test_the_page_is_what_the_results_are() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_kind_has_an_expectation_or_a_reason(fault: object) -> None:
     assert isinstance(fault, type(FAULTS[0]))
-    kinds = Kind if YARN in fault.managers else [Kind.GANG]
+    kinds = [Kind.GANG] if fault.managers == (STANDALONE,) else Kind
     assert {*fault.expected, *fault.not_for} == set(kinds)
 
 
@@ -27,10 +38,20 @@ def test_a_cell_has_its_seconds() -> None:
         CellKey("it rains", Kind.GANG.value): Cell("`RankFailed`", 1.23, 0.04),
         CellKey("it rains", Kind.GANG.value, STANDALONE): Cell("continues"),
     }
-    lines = table(seen).splitlines()
+    lines = table(seen, YARN, STANDALONE).splitlines()
     assert lines[0] == "| fault | gang | elastic gang | search | gang, standalone |"
     row = "| it rains | `RankFailed`, 1.2 s; GPUs 0.0 s | – | – | continues |"
     assert lines[2] == row
+
+
+def test_a_table_has_the_faults_of_its_cluster_managers() -> None:
+    seen = {
+        CellKey("it rains", Kind.GANG.value): Cell("continues"),
+        CellKey("it snows", Kind.SEARCH.value, KUBERNETES): Cell("not affected"),
+    }
+    lines = table(seen, KUBERNETES).splitlines()
+    assert lines[0] == "| fault | gang | elastic gang | search |"
+    assert lines[2:] == ["| it snows | – | – | not affected |"]
 
 
 def test_a_later_run_replaces_what_it_has_seen(tmp_path: Path) -> None:

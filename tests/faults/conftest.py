@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.faults.faults import HEARTBEAT_SECONDS, OTHER_QUEUE
-from tests.faults.page import Cell, CellKey, record, table
+from tests.faults.page import Cell, CellKey, record, tables
 
 HERE = Path(__file__).parent
 SEEN = pytest.StashKey[dict[CellKey, Cell]]()
@@ -31,7 +32,7 @@ def pytest_terminal_summary(
 ) -> None:
     if config.stash[SEEN]:
         terminalreporter.write_sep("=", "the fault matrix")
-        terminalreporter.write_line(table(config.stash[SEEN]))
+        terminalreporter.write_line(tables(config.stash[SEEN]))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -41,12 +42,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def site_conf(is_standalone: bool) -> Callable[[Path], dict[str, dict[str, object]]]:
+def site_conf(
+    is_standalone: bool, is_kubernetes: bool
+) -> Callable[[Path], dict[str, dict[str, object]]]:
     """YARN gives a node up after 15 s, not ten minutes; a new ResourceManager knows all.
 
     Half of the cluster is another queue's, which gets it back at once when it asks. A standalone
-    cluster has all that by default, apart from queues.
+    cluster and one on Kubernetes have all that by default, apart from queues. Containers of YARN
+    have the TMPDIR of the tests, which are to find what is left there; so pods have it too.
     """
+
+    def conf_of_kubernetes(directory: Path) -> dict[str, dict[str, object]]:
+        return {"spark-defaults": {"spark.executorEnv.TMPDIR": tempfile.gettempdir()}}
 
     def conf_of_yarn(directory: Path) -> dict[str, dict[str, object]]:
         rm = "yarn.resourcemanager"
@@ -76,6 +83,8 @@ def site_conf(is_standalone: bool) -> Callable[[Path], dict[str, dict[str, objec
             },
         }
 
+    if is_kubernetes:
+        return conf_of_kubernetes
     return (lambda directory: {}) if is_standalone else conf_of_yarn
 
 

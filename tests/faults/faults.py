@@ -13,7 +13,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +24,10 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu import devcluster
 from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
 from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.cluster_managers.yarn.manager import YarnManager
+from hopsgpu.devcluster.kubernetes_network import INTERFACE
 from hopsgpu.devcluster.layout import (
     DATANODE,
     NAMENODE,
@@ -41,9 +43,10 @@ from tests.conftest import gone, until
 from tests.contention import start_script
 from tests.faults.launches import DriverLaunch, Kind, Launch, OwnLaunch
 from tests.faults.leftovers import container_of, processes_in_containers
-from tests.faults.page import STANDALONE, YARN
+from tests.faults.page import KUBERNETES, STANDALONE, YARN
 from tests.faults.training import Note
-from tests.processes import family, signal_all
+from tests.kubernetes.kubectl import Kubectl, kubectl_of
+from tests.processes import family, outer_pid, signal_all
 
 HEARTBEAT_SECONDS = 5
 _CUT_SECONDS = 60.0
@@ -61,7 +64,7 @@ _PREEMPTS = """
     print("asks", flush=True)
     context.parallelize(range(2), 2).withResources(profile).map(lambda _: time.sleep(600)).collect()
 """
-_SMALL: Mapping[str, Any] = {
+SMALL: Mapping[str, Any] = {
     "memory_per_worker": "512m",
     "cores_per_worker": 1,
     "progress": "off",
@@ -124,13 +127,26 @@ class Case:
         return next(note for note in self.launch.notes() if note.number == number)
 
     def host(self) -> str:
-        """Return the node without our application master; a standalone cluster has none."""
+        """Return the node without our application master, which only YARN has."""
         if not isinstance(self.manager, YarnManager):
             return "node2"
         tracked = self.spark.sparkContext.applicationId
         app = self.manager.resource_manager.ask(f"/ws/v1/cluster/apps/{tracked}")["app"]
         master = app["amHostHttpAddress"].partition(":")[0]
         return "node1" if master == "node2" else "node2"
+
+    @property
+    def is_on_kubernetes(self) -> bool:
+        return isinstance(self.manager, KubernetesManager)
+
+    @property
+    def kubectl(self) -> Kubectl:
+        """What runs kubectl as the administrator."""
+        return kubectl_of(self.cluster)
+
+    def pid(self, note: Note) -> int:
+        """Return the ID of a rank's process on this machine: a pod counts its own processes."""
+        return outer_pid(note.container, note.pid) if self.is_on_kubernetes else note.pid
 
     def victim(self) -> Note:
         """Return a rank or trial that runs on that node."""
@@ -160,7 +176,9 @@ class Fault:
         environ: variables of the launch's driver.
         not_for: why a kind is missing.
         managers: the cluster managers to which it applies.
+        not_on: why a cluster manager is missing to which the fault could apply.
         on_standalone: what a gang does on a standalone master, if not the same as on YARN.
+        on_kubernetes: what each kind does on Kubernetes, if not the same as on YARN.
     """
 
     name: str
@@ -176,18 +194,22 @@ class Fault:
     conf: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
     not_for: Mapping[Kind, str] = field(default_factory=dict)
-    managers: tuple[str, ...] = (YARN, STANDALONE)
+    managers: tuple[str, ...] = (YARN, STANDALONE, KUBERNETES)
+    not_on: Mapping[str, str] = field(default_factory=dict)
     on_standalone: Expected | None = None
+    on_kubernetes: Mapping[Kind, Expected] = field(default_factory=dict)
 
     def kinds_on(self, manager: str) -> list[Kind]:
         """Return the kinds that are tested; on a standalone master, only a gang is."""
-        kinds = list(Kind) if manager == YARN else [Kind.GANG]
+        kinds = [Kind.GANG] if manager == STANDALONE else list(Kind)
         return [kind for kind in kinds if manager in self.managers and kind in self.expected]
 
     def expected_on(self, manager: str, kind: Kind) -> Expected:
         """Return what a kind does."""
         if manager == STANDALONE and self.on_standalone is not None:
             return self.on_standalone
+        if manager == KUBERNETES and kind in self.on_kubernetes:
+            return self.on_kubernetes[kind]
         return self.expected[kind]
 
     def options_for(self, kind: Kind) -> dict[str, Any]:
@@ -281,9 +303,12 @@ def process_daemon_of(note: Note) -> int:
     return process_beside(note, b"hopsgpu.agent.process_daemon")
 
 
-def fork_server_of(note: Note) -> int:
-    """Return the fork server of a rank: its parent."""
-    return int(Path(f"/proc/{note.pid}/stat").read_text().rpartition(") ")[2].split()[1])
+@contextlib.contextmanager
+def fork_server_killed(case: Case) -> Iterator[None]:
+    """Kill the parent of rank, or trial, 1."""
+    stat = Path(f"/proc/{case.pid(case.note())}/stat").read_text()
+    os.kill(int(stat.rpartition(") ")[2].split()[1]), signal.SIGKILL)
+    yield
 
 
 def killed(which: Callable[[Note], int]) -> Injection:
@@ -446,30 +471,78 @@ def sockets_of(pids: Iterable[int]) -> set[str]:
     return found
 
 
+def connections_near(pids: Iterable[int]) -> dict[tuple[str, str], str]:
+    """Return the inodes of the TCP connections in the networks of processes, by both ends."""
+    networks = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            networks[Path(f"/proc/{pid}/ns/net").readlink()] = pid
+    found = {}
+    for pid in networks.values():
+        for table in ("tcp", "tcp6"):
+            with contextlib.suppress(OSError):
+                for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+                    fields = line.split()
+                    if fields[3] == "01":
+                        local, remote = map(_end_of, fields[1:3])
+                        found[local, remote] = fields[9]
+    return found
+
+
+def _end_of(field: str) -> str:
+    """Return address and port of an end, the same for IPv4 and for IPv4 in a socket of IPv6."""
+    address, _, port = field.rpartition(":")
+    return f"{address[-8:]}:{port}"
+
+
 def ports_between(here: Iterable[int], there: Iterable[int]) -> set[int]:
     """Return the ports of the second processes' TCP connections with the first ones."""
+    here, there = list(here), list(there)
     own, others = sockets_of(here), sockets_of(there)
-    connections = {}
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            local, remote = (int(end.rpartition(":")[2], 16) for end in fields[1:3])
-            if fields[3] == "01":
-                connections[local, remote] = fields[9]
+    connections = connections_near([*here, *there])
     return {
-        local
+        int(local.rpartition(":")[2], 16)
         for (local, remote), inode in connections.items()
         if inode in others and connections.get((remote, local)) in own
     }
 
 
 def has_own_network() -> bool:
-    """Return whether this process has a network without a way out, as `make faults` gives it."""
-    return [name for _, name in socket.if_nameindex()] == ["lo"]
+    """Return whether this process has a network without a way out, as `make faults` gives it.
+
+    A cluster on Kubernetes adds an interface to it, which leads to its pods.
+    """
+    names = {name for _, name in socket.if_nameindex()}
+    return names == {"lo"} or names == {"lo", *(n for n in names if n.startswith(INTERFACE))}
 
 
 def _ip(*words: object) -> None:
     subprocess.run(["ip", *map(str, words)], check=True, capture_output=True)
+
+
+Rule = tuple[object, ...]
+
+
+def _rules_of_ports(case: Case, containers: Collection[str]) -> list[Rule]:
+    """Return rules of routing that drop what the driver and containers of this machine send."""
+    there = [pid for pid, one in processes_in_containers(case.cluster).items() if one in containers]
+    ports = ports_between(family(os.getpid()), there)
+    assert ports, "no connections"
+    return [
+        ("pref", 10, "ipproto", "tcp", end, port, "blackhole")
+        for port in ports
+        for end in ("sport", "dport")
+    ]
+
+
+def _rules_of_pods(case: Case, containers: Collection[str]) -> list[Rule]:
+    """Return rules of routing that drop what the driver and pods send."""
+    names = [container.rpartition("/")[2] for container in containers]
+    pods = (case.kubectl("get", "pod", name, is_json=True) for name in names)
+    addresses = [pod["status"]["podIP"] for pod in pods]
+    return [
+        ("pref", 10, way, address, "blackhole") for address in addresses for way in ("from", "to")
+    ]
 
 
 @contextlib.contextmanager
@@ -478,14 +551,10 @@ def cut_off(case: Case) -> Iterator[None]:
     assert has_own_network(), "run it by: make faults"
     host = case.victim().host
     containers = {note.container for note in case.launch.notes() if note.host == host}
-    there = [pid for pid, one in processes_in_containers(case.cluster).items() if one in containers]
-    ports = ports_between(family(os.getpid()), there)
-    assert ports, "no connections"
-    rules = [
-        ("pref", 10, "ipproto", "tcp", end, port, "blackhole")
-        for port in ports
-        for end in ("sport", "dport")
-    ]
+    if case.is_on_kubernetes:
+        rules = _rules_of_pods(case, containers)
+    else:
+        rules = _rules_of_ports(case, containers)
     # Rules count in their order, and that of local addresses is the first.
     _ip("rule", "add", "pref", 100, "lookup", "local")
     _ip("rule", "del", "pref", 0)
@@ -524,7 +593,7 @@ def driver_killed(case: Case) -> Iterator[None]:
 @contextlib.contextmanager
 def driver_frozen(case: Case) -> Iterator[None]:
     """Freeze the driver until its ranks have ended."""
-    pids = [note.pid for note in case.launch.notes()]
+    pids = [case.pid(note) for note in case.launch.notes()]
     signal_all(driver_of(case), signal.SIGSTOP)
     try:
         assert until(lambda: all(map(gone, pids)), 6 * HEARTBEAT_SECONDS), "ranks live on"
@@ -564,14 +633,14 @@ def cancelled_from_outside(case: Case) -> Iterator[None]:
 @contextlib.contextmanager
 def another_holds_all(case: Case) -> Iterator[None]:
     """Have another gang hold all GPUs, from before the launch on."""
-    with hopsgpu.hold(workers=4, **_SMALL):
+    with hopsgpu.hold(workers=4, **SMALL):
         yield
 
 
 @contextlib.contextmanager
 def another_wants(case: Case) -> Iterator[None]:
     """Have another gang want three of the four GPUs, which must get them at last."""
-    other = hopsgpu.submit(os.getpid, workers=3, **_SMALL)
+    other = hopsgpu.submit(os.getpid, workers=3, **SMALL)
     try:
         yield
     except BaseException:
@@ -683,7 +752,7 @@ def loses(says: str) -> tuple[Raises, GoesOn, GoesOn]:
     return Raises("RankFailed", says), GoesOn(says), GoesOn()
 
 
-_LOST = r"the executor of rank 1 on node\d was lost \(container \S+\): "
+LOST = r"the executor of rank 1 on node\d was lost \(container \S+\): "
 
 
 def unpicklable() -> Callable[..., bool]:
@@ -710,7 +779,7 @@ MORE_THAN_A_NODE: Mapping[Kind, Mapping[str, Any]] = {
     Kind.SEARCH: {"max_concurrent": 4},
 }
 
-FAULTS = (
+COMMON_FAULTS = (
     Fault(
         "a rank raises",
         each(
@@ -776,17 +845,17 @@ FAULTS = (
         ),
         ordered("loses its GPU"),
     ),
-    Fault("the executor is killed", each(*loses(_LOST)), killed(executor_of)),
+    Fault("the executor is killed", each(*loses(LOST)), killed(executor_of)),
     Fault(
         "the executor's JVM is frozen",
-        {Kind.GANG: Unharmed()},
+        everywhere(Unharmed()),
         frozen(executor_of),
-        managers=(STANDALONE,),
+        managers=(STANDALONE, KUBERNETES),
     ),
-    Fault("the agent is killed", each(*loses(_LOST)), killed(agent_of)),
+    Fault("the agent is killed", each(*loses(LOST)), killed(agent_of)),
     Fault(
         "the agent is frozen",
-        each(*loses(_LOST + f"no heartbeat for {HEARTBEAT_SECONDS} s")),
+        each(*loses(LOST + f"no heartbeat for {HEARTBEAT_SECONDS} s")),
         frozen(agent_of),
     ),
     Fault(
@@ -807,7 +876,7 @@ FAULTS = (
             GoesOn("was ended by SIG"),
             TrialFails("was ended by SIG"),
         ),
-        killed(fork_server_of),
+        fork_server_killed,
         # The last one runs where the killed process was.
         of_kind={Kind.SEARCH: {"trials": 3}},
     ),
@@ -844,7 +913,7 @@ FAULTS = (
         options={"placement": "spread"},
         # So many that some are on each node.
         of_kind={Kind.SEARCH: {"trials": 4, "max_concurrent": 4}},
-        managers=(YARN,),
+        managers=(YARN, KUBERNETES),
     ),
     Fault(
         "the ResourceManager is restarted",
@@ -976,6 +1045,7 @@ FAULTS = (
         options={"acquire_timeout": "40s"},
         of_kind=MORE_THAN_A_NODE,
         managers=(YARN,),
+        not_on={KUBERNETES: "all pods have the clock of this machine"},
     ),
     Fault(
         "the function cannot be pickled",

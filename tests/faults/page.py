@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 RESULTS = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
-YARN, STANDALONE = "YARN", "standalone"
+YARN, STANDALONE, KUBERNETES = "YARN", "standalone", "Kubernetes"
 
 _HEAD = """\
 # Fault injection results
@@ -19,9 +19,7 @@ _HEAD = """\
 Results of the last run of `make faults`: {dates}. The
 [development cluster](development-cluster.md) had two nodes with two simulated GPUs each, on two
 cores that other work may have shared. Each fault is injected into a gang of two ranks, an elastic
-gang (`workers=(1, 2)`) and a search with two concurrent trials, all without `retries`. The last
-column is a gang on a Spark standalone master with the recovery mode `FILESYSTEM`; the other columns
-are on YARN.
+gang (`workers=(1, 2)`) and a search with two concurrent trials, all without `retries`.
 
 A cell says what the launch did. "Continues" means in another world, or in another attempt of the
 trial. The seconds, where they were recorded, are from the fault until then. After the semicolon are
@@ -35,14 +33,34 @@ The test also checks that
 - no GPU lease is held;
 - the model is complete or absent.
 
-In these tests, a peer without a heartbeat for 5 s counts as lost (`spark.hopsgpu.heartbeat`), and
-YARN gives up a node after 15 s. The defaults are 30 s and 10 minutes. The standalone master gives
-up a silent worker after 10 s; the default is 60 s.
+In these tests, a peer without a heartbeat for 5 s counts as lost (`spark.hopsgpu.heartbeat`). The
+default is 30 s.
+
+<!-- written by tests/faults/page.py from tests/faults/results.json -->
+
+"""
+_OF_HADOOP = """\
+## YARN and Spark standalone
+
+The last column is a gang on a Spark standalone master with the recovery mode `FILESYSTEM`. The
+other columns are on YARN.
+
+YARN gives up a node after 15 s here; the default is 10 minutes. The standalone master gives up a
+silent worker after 10 s; the default is 60 s.
 
 A standalone master counts a GPU as free as soon as it tells the worker to kill the executor. The
 process ends up to 2 s later, and a frozen one 10 s later. The test waits for that too.
 
-<!-- written by tests/faults/page.py from tests/faults/results.json -->
+"""
+_OF_KUBERNETES = """
+## Kubernetes
+
+All columns are on Kubernetes; `make faults FAULTS_ON=--kubernetes` runs them. The test also checks
+that the API server lists no pod of the launch. The pods of a killed driver end, but the API server
+lists them until somebody deletes them.
+
+Kubernetes counts a node as not ready after 10 s here; the default is 50 s. The kubelet and the
+device plugin start again after their end, unless the fault says that they stay away.
 
 """
 _TAIL = """
@@ -104,17 +122,31 @@ class Cell:
 Seen = Mapping[CellKey, Cell]
 
 
-def table(seen: Seen) -> str:
-    """Return the cells as a table of Markdown: a row for each fault, a column for each kind."""
+def table(seen: Seen, *managers: str) -> str:
+    """Return the cells as a table of Markdown: a row for each fault, a column for each kind.
+
+    Args:
+        managers: cluster managers with a column in the table; only the first one is not named.
+    """
     from tests.faults.launches import Kind
 
-    columns = [(kind.value, YARN) for kind in Kind] + [(Kind.GANG.value, STANDALONE)]
-    titles = (kind if manager == YARN else f"{kind}, {manager}" for kind, manager in columns)
+    columns = [
+        (kind.value, manager)
+        for manager in managers
+        for kind in (Kind if manager != STANDALONE else [Kind.GANG])
+    ]
+    titles = (kind if manager == managers[0] else f"{kind}, {manager}" for kind, manager in columns)
     rows = [["fault", *titles], ["---"] * (1 + len(columns))]
-    for fault in dict.fromkeys(key.fault for key in seen):
+    for fault in dict.fromkeys(key.fault for key in seen if key.manager in managers):
         cells = (seen.get(CellKey(fault, *column)) for column in columns)
         rows.append([fault, *("–" if cell is None else str(cell) for cell in cells)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def tables(seen: Seen) -> str:
+    """Return a table for each cluster manager that has cells."""
+    managers = dict.fromkeys(key.manager for key in seen)
+    return "\n\n".join(f"{manager}\n{table(seen, manager)}" for manager in managers)
 
 
 def page(dates: Mapping[str, str], seen: Seen) -> str:
@@ -124,15 +156,29 @@ def page(dates: Mapping[str, str], seen: Seen) -> str:
         dates: of the last run with each cluster manager.
         seen: the cells.
     """
-    from tests.faults.faults import FAULTS
     from tests.faults.leftovers import BACK_SECONDS
+    from tests.faults.matrix import FAULTS
 
     missing = [
         f"- {fault.name}, {kind}: {why}" for fault in FAULTS for kind, why in fault.not_for.items()
     ]
+    missing += [
+        f"- {fault.name}, on {manager}: {why}"
+        for fault in FAULTS
+        for manager, why in fault.not_on.items()
+    ]
     runs = ", ".join(f"{manager} on {date}" for manager, date in dates.items())
-    head = _HEAD.format(dates=runs, back=BACK_SECONDS)
-    return head + table(seen) + "\n" + _TAIL.format(missing="\n".join(missing))
+    parts = [
+        _HEAD.format(dates=runs, back=BACK_SECONDS),
+        _OF_HADOOP,
+        table(seen, YARN, STANDALONE),
+        "\n",
+        _OF_KUBERNETES,
+        table(seen, KUBERNETES),
+        "\n",
+        _TAIL.format(missing="\n".join(missing)),
+    ]
+    return "".join(parts)
 
 
 def load(file: Path = RESULTS) -> tuple[dict[str, str], dict[CellKey, Cell]]:
@@ -161,7 +207,7 @@ def record(seen: Seen, file: Path = RESULTS) -> None:
 
 
 def _known() -> list[str]:
-    from tests.faults.faults import FAULTS
+    from tests.faults.matrix import FAULTS
 
     return [fault.name for fault in FAULTS]
 

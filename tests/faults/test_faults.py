@@ -20,7 +20,6 @@ from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become, until
 from tests.faults.conftest import SEEN
 from tests.faults.faults import (
-    FAULTS,
     Case,
     Expected,
     Fault,
@@ -37,7 +36,8 @@ from tests.faults.launches import (
     OwnLaunch,
 )
 from tests.faults.leftovers import Leftovers
-from tests.faults.page import STANDALONE, YARN, Cell, CellKey
+from tests.faults.matrix import FAULTS
+from tests.faults.page import KUBERNETES, STANDALONE, YARN, Cell, CellKey
 
 pytestmark = [pytest.mark.usefixtures("nothing_warmed")]
 
@@ -46,9 +46,15 @@ def _slug(name: str) -> str:
     return re.sub(r"\W+", "_", name)
 
 
+def _manager_name(config: pytest.Config) -> str:
+    if config.getoption("kubernetes"):
+        return KUBERNETES
+    return STANDALONE if config.getoption("standalone") else YARN
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "fault" in metafunc.fixturenames:
-        manager = STANDALONE if metafunc.config.getoption("standalone") else YARN
+        manager = _manager_name(metafunc.config)
         cases = [
             pytest.param(fault, kind, id=_slug(f"{fault.name} {kind.value}"))
             for fault in FAULTS
@@ -84,12 +90,11 @@ def test_fault(
     manager: ClusterManager,
     spark: SparkSession,
     root: LakePath,
-    is_standalone: bool,
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
     seen = request.config.stash[SEEN]
-    manager_name = STANDALONE if is_standalone else YARN
+    manager_name = _manager_name(request.config)
     key = CellKey(fault.name, kind.value, manager_name)
     seen[key] = Cell("fails")
     expected = fault.expected_on(manager_name, kind)

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class Note:
     Attributes:
         number: of the rank, or of the trial.
         world: number of the world, or of the attempt.
+        pid: ID of the process, as its container counts its processes.
     """
 
     number: int
@@ -82,7 +84,8 @@ def _write_note(place: Path, number: int) -> None:
     context = hopsgpu.context()
     container = os.environ["CONTAINER_ID"]
     note = Note(number, context.generation, os.getpid(), context.host, container, time.time())
-    file = place / f"{number}-{os.getpid()}"
+    # Two pods may count two processes by the same ID.
+    file = place / f"{number}-{uuid.uuid4().hex}"
     file.write_text(json.dumps(asdict(note)))
     file.rename(file.with_suffix(".note"))
 

@@ -23,7 +23,7 @@ from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.devcluster.kubernetes import SPARK_IMAGE
 from tests.bounds import HANG_SECONDS
 from tests.conftest import gpus_become, until
-from tests.kubernetes.conftest import Kubectl
+from tests.kubernetes.kubectl import Kubectl, evict
 
 QUOTA = {
     "apiVersion": "v1",
@@ -133,13 +133,7 @@ def test_a_pod_that_is_taken_away_is_a_loss_with_its_reason(
     with running(2) as run:
         pod = executors(kubectl, spark)[0]["metadata"]["name"]
         if action[0] == "evict":
-            body = {
-                "apiVersion": "policy/v1",
-                "kind": "Eviction",
-                "metadata": {"name": pod, "namespace": "default"},
-            }
-            path = f"/api/v1/namespaces/default/pods/{pod}/eviction"
-            kubectl("create", "--raw", path, "--filename", "-", stdin=body)
+            evict(kubectl, pod)
         else:
             kubectl(*action[:2], pod, *action[2:])
         with pytest.raises(hopsgpu.RankFailed) as lost:
