@@ -158,6 +158,13 @@ class Application(GangApplication):
             executors: Spark's IDs of the executors.
         """
 
+    def withdraw_requests(self, profile_id: int) -> None:
+        """Withdraw requests that Spark itself withdraws only after a while.
+
+        Args:
+            profile_id: ID of a resource profile of which Spark wants no executor.
+        """
+
     def end_stranded(self, containers: Mapping[str, str]) -> None:
         """Give up executors of nodes that no longer report, where somebody has to do that.
 

@@ -237,6 +237,13 @@ class KubernetesApplication(ClusterApplication):
         except HopsGpuError as error:
             log.warning("executors that Kueue takes back could not be ended: %s", error)
 
+    def withdraw_requests(self, profile_id: int) -> None:
+        """Delete pods that have not started: Spark waits for its idle timeout until it does."""
+        try:
+            self.manager.delete_pending(self.id, profile_id)
+        except HopsGpuError as error:
+            log.info("pods that have not started could not be deleted: %s", error)
+
     def end_stranded(self, containers: Mapping[str, str]) -> None:
         """Remove pods of nodes that do not report: no kubelet confirms their end.
 

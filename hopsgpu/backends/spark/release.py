@@ -120,6 +120,8 @@ class _ReleaseWatch:
         self._ended = float("inf")
         self._given_up: set[str] = set()
         self._unreachable: set[str] = set()
+        # Whether Spark wants no executor, and so replaces none that is deleted.
+        self._is_target_zero = False
 
     def run(self) -> Release:
         log.debug("ends %d Spark jobs within %g s", len(self._jobs), RELEASE_SECONDS)
@@ -154,7 +156,8 @@ class _ReleaseWatch:
 
     def _kill(self) -> None:
         try:
-            if self._executors.is_target_at_most(0):
+            self._is_target_zero = self._executors.is_target_at_most(0)
+            if self._is_target_zero:
                 # Repeat the kill: a granted executor may register later.
                 self._executors.kill_idle(())
                 self._end_unreachable()
@@ -193,6 +196,8 @@ class _ReleaseWatch:
         )
         if held.containers:
             self._executors.application.end_stranded(held.containers)
+        if held.pending and self._is_target_zero:
+            self._executors.application.withdraw_requests(self._executors.profile.id)
         return not held.containers and not held.pending
 
     def _is_confirmed(self) -> bool:

@@ -1,0 +1,57 @@
+"""How the release of a gang withdraws requests; Spark and the cluster manager are stood in for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from hopsgpu.backends.spark.executors import Executors
+from hopsgpu.backends.spark.release import release_executors
+from hopsgpu.cluster_managers.manager import HeldExecutors
+
+PROFILE = 3
+
+
+class Cluster:
+    """A request that stays until it is withdrawn, and Spark's target of executors.
+
+    Attributes:
+        target: number of executors that Spark wants; one less at each poll.
+        withdrawn: Spark's target at each withdrawal.
+    """
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.pending = 1
+        self.withdrawn: list[int] = []
+
+    def withdraw_requests(self, profile_id: int) -> None:
+        assert profile_id == PROFILE
+        self.withdrawn.append(self.target)
+        self.pending = 0
+
+    def is_target_at_most(self, executors: int) -> bool:
+        self.target = max(self.target - 1, 0)
+        return self.target <= executors
+
+    def executors(self) -> Executors:
+        manager = SimpleNamespace(title="Kubernetes", are_gpus_ending=lambda: False)
+        application = SimpleNamespace(
+            jvm=None, manager=manager, withdraw_requests=self.withdraw_requests
+        )
+        stand_in: Any = SimpleNamespace(
+            application=application,
+            profile=SimpleNamespace(id=PROFILE),
+            server=SimpleNamespace(disconnect_all=lambda: None),
+            is_target_at_most=self.is_target_at_most,
+            kill_idle=lambda busy: None,
+            held_containers=lambda: HeldExecutors({}, self.pending),
+        )
+        return cast(Executors, stand_in)
+
+
+def test_requests_are_withdrawn_once_spark_wants_no_executor() -> None:
+    cluster = Cluster(target=3)
+    release = release_executors(cluster.executors(), [], is_whole=True)
+    assert release.is_confirmed and release.problem is None
+    assert cluster.withdrawn == [0]
