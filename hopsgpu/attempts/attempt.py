@@ -42,7 +42,7 @@ from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.subscriptions import Subscription
 from hopsgpu.core.end_reason import EndReason
-from hopsgpu.core.gang import RankPlacement, World
+from hopsgpu.core.gang import GangExecutor, RankPlacement, World
 from hopsgpu.core.gpu_idle import GpuIdleWatch, IdleStep
 from hopsgpu.display.progress import Progress
 from hopsgpu.errors import Cancelled, HopsGpuError
@@ -595,9 +595,9 @@ class AttemptRunner:
             missing = sorted(set(range(self._world.size)) - self.result.values.keys())
             raise HopsGpuError(f"ranks {missing} ended without a value and without a failure")
 
-    def _explain_loss(self, host: str) -> str:
-        """Return why the executor on a node was lost; "" if neither Spark nor YARN knows."""
-        return self._allocation.explain_loss(self._allocation.job.loss(_REASON_SECONDS), host)
+    def _explain_loss(self, container: GangExecutor) -> str:
+        """Return why an executor was lost; "" if neither Spark nor the cluster manager knows."""
+        return self._allocation.explain_loss(self._allocation.job.loss(_REASON_SECONDS), container)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from hopsgpu.attempts.retry_policy import (
 )
 from hopsgpu.control.channel import Message
 from hopsgpu.core.end_reason import EndReason
-from hopsgpu.core.gang import Exclusions, RankPlacement, World
+from hopsgpu.core.gang import Exclusions, GangExecutor, RankPlacement, World
 from hopsgpu.core.gpu_idle import IdleVerdict
 from hopsgpu.errors import RankFailed
 from hopsgpu.gpu.driver_events import GpuEvent
@@ -135,7 +135,7 @@ class RankEnds:
 
     def conclude(
         self,
-        reason: Callable[[str], str],
+        reason: Callable[[GangExecutor], str],
         overdue: Sequence[int] = (),
         timeout: float | None = None,
         idle: IdleEnd | None = None,
@@ -143,7 +143,7 @@ class RankEnds:
         """Return why the attempt failed, or None if it did not.
 
         Args:
-            reason: asks Spark and YARN why the executor on a host was lost, and returns their
+            reason: asks Spark and the cluster manager why an executor was lost, and returns their
                 answer; "" if they do not know.
             overdue: the ranks that had not ended at the timeout, in order.
             timeout: seconds that the ranks were allowed.
@@ -162,7 +162,7 @@ class RankEnds:
         elif idle is not None:
             return self._conclude_idle(idle)
         if loss is not None and (first is None or loss.at <= first.at):
-            why = reason(loss.place.container.host) or loss.reason or "its connection ended"
+            why = reason(loss.place.container) or loss.reason or "its connection ended"
             url, likely = self._log_url(loss.place.rank), failures.likely_cause(loss.place, ends)
             return AttemptFailure(
                 failures.executor_lost_error(loss.place, why, url, likely),

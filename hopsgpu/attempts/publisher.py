@@ -17,7 +17,7 @@ from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.control.subscriptions import Subscription
 from hopsgpu.core.bounded_reads import MAX_RECORD_BYTES
-from hopsgpu.core.gang import World
+from hopsgpu.core.gang import GangExecutor, World
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.serving import model_signature
 from hopsgpu.serving.model_formats import pickle_warning
@@ -38,14 +38,14 @@ class Agents:
     """The agents of an attempt, and how to communicate with them.
 
     Attributes:
-        explain_loss: returns why the executor on a host was lost, or "".
+        explain_loss: returns why an executor was lost, or "".
     """
 
     world: World
     channel: Subscription
     next_event: Callable[[], Event | None]
     cancelled: threading.Event
-    explain_loss: Callable[[str], str] = lambda _: ""
+    explain_loss: Callable[[GangExecutor], str] = lambda _: ""
 
     def by_key(self, ranks: Collection[int]) -> dict[int, list[int]]:
         """Group ranks by the key of their agent."""
@@ -226,7 +226,7 @@ class Publisher:
 
     def _describe_loss(self, keys: Collection[int]) -> str:
         ranks = sorted(rank for key in keys for rank in self._ranks[key])
-        reason = self._agents.explain_loss(self._agents.world.processes[ranks[0]].container.host)
+        reason = self._agents.explain_loss(self._agents.world.processes[ranks[0]].container)
         why = f" ({reason})" if reason else ""
         if len(ranks) == 1:
             return f"rank {ranks[0]}'s executor was lost{why}"

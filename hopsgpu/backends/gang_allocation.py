@@ -47,7 +47,7 @@ class GangAllocation:
     Attributes:
         server: control channel; agents are its peers.
         job: the job that runs the agents; it ends when an executor is lost.
-        explain_loss: returns why an executor was lost, given the job's reason and the host.
+        explain_loss: returns why an executor was lost, given the job's reason.
         release_part: releases executors by the keys of their agents, while the others continue;
             returns whether the cluster manager has confirmed it. Afterwards the gang is not whole.
         read_tokens: reads the submitter's HDFS tokens, in Hadoop's format; b"" if there are none.
@@ -57,7 +57,7 @@ class GangAllocation:
     server: ControlServer
     containers: tuple[GangExecutor, ...]
     job: Job
-    explain_loss: Callable[[str, str], str]
+    explain_loss: Callable[[str, GangExecutor], str]
     release_part: Callable[[Collection[int]], bool]
     read_tokens: Callable[[], bytes]
     job_by_key: Mapping[int, Job] = field(default_factory=dict)

@@ -141,11 +141,12 @@ class ClusterManager(ABC):
         """Return whether nodes still end executors whose GPUs are already released."""
 
     @abstractmethod
-    def why_lost(self, application_id: str, reason: str, host: str) -> str:
+    def why_lost(self, application_id: str, reason: str, host: str, container_id: str = "") -> str:
         """Return why an executor on a host was lost; never raise.
 
         Args:
             reason: Spark's reason, or "" if Spark knows none.
+            container_id: ID of the executor's container; "" for any one of the host.
 
         Returns:
             Only Spark's reason if the cluster manager knows no other.

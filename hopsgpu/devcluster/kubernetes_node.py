@@ -71,8 +71,10 @@ def enter(file: str) -> NoReturn:
 
 def command_of(function: str, file: str) -> list[str]:
     """Return the command that calls a function of this module with a file of a `NodeSpec`."""
-    code = f"import sys; from {__name__} import {function}; sys.exit({function}(sys.argv[1]))"
-    return [sys.executable, "-P", "-c", code, file]
+    # The environment of daemons has no PYTHONPATH, which may name the caller's hopsgpu.
+    path = f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})"
+    call = f"from {__name__} import {function}; sys.exit({function}(sys.argv[1]))"
+    return [sys.executable, "-P", "-c", f"import sys; {path}; {call}", file]
 
 
 def _read(file: str) -> NodeSpec:

@@ -22,6 +22,7 @@ from hopsgpu.devcluster.layout import API_SERVER
 from tests.conftest import gone, until
 from tests.faults.faults import (
     ALL_GPUS,
+    HEARTBEAT_SECONDS,
     LOST,
     MORE_THAN_A_NODE,
     SMALL,
@@ -315,7 +316,8 @@ KUBERNETES_FAULTS = (
     ),
     Fault(
         "a node is killed, and stays away",
-        each(*loses(r"its node node\d is not ready")),
+        # The driver may notice it before Kubernetes does, which takes 10 s.
+        each(*loses(rf"no heartbeat for {HEARTBEAT_SECONDS} s|its node node\d is not ready")),
         node_killed,
         holds_up=True,
         options={"placement": "spread"},

@@ -75,7 +75,7 @@ class LocalElasticAllocator(ElasticAllocator):
     def _record_arrival(self, container: GangExecutor) -> None:
         """Do nothing: no time limit and no request depends on an executor's arrival here."""
 
-    def _explain_loss(self, reason: str, host: str) -> str:
+    def _explain_loss(self, reason: str, container: GangExecutor) -> str:
         return reason
 
     def _read_tokens(self) -> bytes:

@@ -42,7 +42,7 @@ class LocalGangAllocator(GangAllocator):
             self._containers.server,
             (container,),
             job,
-            explain_loss=lambda reason, host: reason,
+            explain_loss=lambda reason, container: reason,
             release_part=keep_all,
             read_tokens=bytes,
         )

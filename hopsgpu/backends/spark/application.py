@@ -26,6 +26,7 @@ from hopsgpu.cluster_managers.kubernetes.kueue import Flavors
 from hopsgpu.cluster_managers.manager import ClusterManager, StartProblem
 from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.cluster_managers.snapshot import Snapshot
+from hopsgpu.core.gang import GangExecutor
 
 
 class SnapshotCache:
@@ -184,8 +185,8 @@ class Application(GangApplication):
         """
         return self.snapshots.get(max_age, lambda: self.manager.snapshot(self.id, self.user))
 
-    def explain_loss(self, reason: str, host: str) -> str:
-        return self.manager.why_lost(self.id, reason, host)
+    def explain_loss(self, reason: str, container: GangExecutor) -> str:
+        return self.manager.why_lost(self.id, reason, container.host, container.container_id)
 
     @functools.cached_property
     def gang_queue_dir(self) -> GangQueueDirectory:

@@ -29,7 +29,7 @@ from hopsgpu.backends.spark.release import (
 )
 from hopsgpu.backends.spark.token_renewal import read_tokens
 from hopsgpu.cluster_managers.snapshot import Snapshot
-from hopsgpu.core.gang import PART_SECONDS, GangState
+from hopsgpu.core.gang import PART_SECONDS, GangExecutor, GangState
 from hopsgpu.core.queue_policy import RENEW_SECONDS, queue_tag
 from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason, granted_part, silent_manager
 from hopsgpu.errors import Cancelled, HopsGpuError, StoreError
@@ -94,8 +94,8 @@ class SparkElasticAllocator(ElasticJobAllocator):
                 f"hopsgpu-{self.request.run_id}-executors", functools.partial(_run, body, ended)
             )
 
-    def _explain_loss(self, reason: str, host: str) -> str:
-        return self._application.explain_loss(reason, host)
+    def _explain_loss(self, reason: str, container: GangExecutor) -> str:
+        return self._application.explain_loss(reason, container)
 
     def _read_tokens(self) -> bytes:
         return read_tokens(self._application.jvm) if self._is_kerberized else b""

@@ -14,6 +14,8 @@ from hopsgpu.cluster_managers.kubernetes.pods import Pod
 from hopsgpu.cluster_managers.snapshot import Node
 
 _MAX_TEXT = 300
+# Begins the message of an event that withdraws an earlier one: the node reports again.
+_WITHDRAWN = "Cancelling deletion"
 # Reason of a pod's end, or of an event → words.
 _REASONS: Mapping[str, str] = {
     "Evicted": "the kubelet evicted its pod, because the node ran out of something",
@@ -75,7 +77,8 @@ def why_lost(
     for pod in pods:
         if words := _words_of(*pod.end):
             return words
-    recent = sorted((e for e in events if e.time >= since), key=lambda event: -event.time)
+    recent = [e for e in events if e.time >= since and not e.message.startswith(_WITHDRAWN)]
+    recent.sort(key=lambda event: -event.time)
     for event in recent:
         if words := _words_of(event.reason, event.message):
             return words

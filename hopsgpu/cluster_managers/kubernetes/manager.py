@@ -361,19 +361,23 @@ class KubernetesManager(ClusterManager):
         """Return False: a pod is listed until the kubelet has ended its containers."""
         return False
 
-    def why_lost(self, application_id: str, reason: str, host: str) -> str:
+    def why_lost(self, application_id: str, reason: str, host: str, container_id: str = "") -> str:
+        lost = container_id.rpartition("/")[2]
         try:
             if end := self.end_of(application_id):
                 return f"the application has ended, and its executors with it: {end}"
             pods = [
-                pod for pod in self._pods_of(f"{APPLICATION}={application_id}") if pod.node == host
+                pod
+                for pod in self._pods_of(f"{APPLICATION}={application_id}")
+                if pod.node == host and lost in ("", pod.name)
             ]
             events = self._events()
             with self._lock:
                 events = [
                     event
                     for event in (*self._ends.values(), *events)
-                    if self._seen_pods.get(event.pod) == (application_id, host)
+                    if event.pod == lost
+                    or (not lost and self._seen_pods.get(event.pod) == (application_id, host))
                 ]
                 eviction, evicted_at = self._evictions.get((application_id, host), ("", 0.0))
             since = time.time() - _EVENT_SECONDS

@@ -194,7 +194,7 @@ class StandaloneManager(ClusterManager):
         """
         return False
 
-    def why_lost(self, application_id: str, reason: str, host: str) -> str:
+    def why_lost(self, application_id: str, reason: str, host: str, container_id: str = "") -> str:
         try:
             state = self._client.state()
             if _find(state.active, application_id) is None:

@@ -136,7 +136,7 @@ class YarnManager(ClusterManager):
     def are_gpus_ending(self) -> bool:
         return self.resource_manager.gpus_ending() > 0
 
-    def why_lost(self, application_id: str, reason: str, host: str) -> str:
+    def why_lost(self, application_id: str, reason: str, host: str, container_id: str = "") -> str:
         return why_lost(reason, host, self.nodes, lambda: self.end_of(application_id))
 
     def end_of(self, application_id: str) -> str:

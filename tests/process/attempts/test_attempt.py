@@ -223,8 +223,8 @@ def launch(
     )
     job = Job()
 
-    def why(reason: str, host: str) -> str:
-        return why_lost(reason, host, lambda: nodes, str)
+    def why(reason: str, container: GangExecutor) -> str:
+        return why_lost(reason, container.host, lambda: nodes, str)
 
     allocation = GangAllocation(
         server.control, containers, cast(GangJob, job), why, keep_all, tokens

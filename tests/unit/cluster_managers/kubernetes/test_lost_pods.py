@@ -56,6 +56,11 @@ def test_each_reason_of_pods_and_events_has_words(reason: str, words: str) -> No
     assert words in of_event and of_event.endswith(f"({reason})")
 
 
+def test_a_deletion_that_was_withdrawn_is_no_reason() -> None:
+    message = "Cancelling deletion of Pod default/a"
+    assert why(events=[event("TaintManagerEviction", message=message)]) == ""
+
+
 def test_a_recorded_eviction() -> None:
     pod = pod_of(api_server.recorded_pods()["train-1a2b3c-exec-4"], GPU)
     assert why(pods=[pod]) == (

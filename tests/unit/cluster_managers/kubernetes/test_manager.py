@@ -356,6 +356,22 @@ def test_pods_that_the_server_refuses(
         assert manager_of(server).find_refusal({"kind": "Pod"}) is None
 
 
+def test_the_event_of_another_pod_of_the_node_is_no_reason(now: SimpleNamespace) -> None:
+    now.seconds = CREATED + 5
+    fresh = lease_body(replace(DRIVER, renewed=now.seconds))
+    events = select([preemption("2026-11-30T19:10:10.000000Z")])
+    with api_server({f"GET {OWN}/events": events, f"GET {LEASE}": (200, fresh)}) as server:
+        manager = manager_of(server)
+        manager.held_executors(APPLICATION, 1)
+
+        def why_lost(number: int) -> str:
+            container = f"recorded/train-1a2b3c-exec-{number}"
+            return manager.why_lost(APPLICATION, "gone", "node1", container)
+
+        assert "Preempted by pod x" in why_lost(2)
+        assert why_lost(3) == "gone"
+
+
 def test_a_server_that_does_not_answer_is_part_of_the_reason(now: SimpleNamespace) -> None:
     with api_server({f"GET {OWN}/events": single("forbidden")}) as server:
         lost = manager_of(server).why_lost(APPLICATION, "gone", "node1")
