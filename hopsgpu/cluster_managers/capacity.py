@@ -89,7 +89,11 @@ def check_container(wanted: Amount, largest: Amount, nodes: tuple[Node, ...]) ->
 def _capacity_text(capacities: dict[Node, int]) -> str:
     texts = [f"{node.host} {count}" for node, count in capacities.items() if count]
     more = [f"and {len(texts) - _MAX_SHOWN} more"] if len(texts) > _MAX_SHOWN else []
-    return f"{sum(capacities.values())} ({', '.join(texts[:_MAX_SHOWN] + more) or 'on no node'})"
+    shown = ", ".join(texts[:_MAX_SHOWN] + more) or "on no node"
+    # A node that runs but has no room may say why.
+    full = [node for node, count in capacities.items() if not count and node.health]
+    problems = "".join(f"; {node.host}: {node.health}" for node in full[:_MAX_SHOWN])
+    return f"{sum(capacities.values())} ({shown}{problems})"
 
 
 def _master_note(snapshot: Snapshot) -> str:

@@ -334,7 +334,7 @@ KUBERNETES_FAULTS = (
     ),
     Fault(
         "a device plugin is killed before the launch, and stays away",
-        each(Raises("CapacityError", "2 GPUs"), Unharmed(), Unharmed()),
+        each(Raises("CapacityError", "node2: 2 GPUs cannot be allocated"), Unharmed(), Unharmed()),
         plugin_killed,
         before=True,
         early=True,

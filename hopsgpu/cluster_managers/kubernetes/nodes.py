@@ -14,6 +14,7 @@ from hopsgpu.cluster_managers.kubernetes.amounts import ExactAmount, amount_of
 from hopsgpu.cluster_managers.kubernetes.pods import list_of, mapping_of, text_of
 from hopsgpu.cluster_managers.node_gpu_list import Devices, NodeGpu
 from hopsgpu.cluster_managers.snapshot import Node
+from hopsgpu.units import count_of
 
 RUNNING, NOT_READY = "RUNNING", "NOT READY"
 PRODUCT, MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
@@ -73,6 +74,13 @@ def node_of(
     name = text_of(mapping_of(answer, "metadata"), "name")
     size = amount_of(mapping_of(mapping_of(answer, "status"), "allocatable"), gpu_resource)
     state, health = _state_of(answer, rules)
+    capacity = amount_of(mapping_of(mapping_of(answer, "status"), "capacity"), gpu_resource)
+    missing = (capacity - size).round_down().gpus
+    if state == RUNNING and missing > 0:
+        health = (
+            f"{count_of(missing, 'GPU')} cannot be allocated, because its device plugin does not"
+            " run or reports them as unhealthy"
+        )
     total = size.round_down()
     # The free part is exact, as the scheduler sees it; the used part is the rest.
     return Node(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,12 @@ def test_more_executors_than_places() -> None:
         " 4 (node1 2, node2 2); together they need 9 GPUs, 18 cores, 46080 MiB. Request at most 4"
         " of them"
     )
+
+
+def test_a_node_without_room_says_why() -> None:
+    broken = replace(node("node2", Amount(0, 6, 14336)), health="2 GPUs cannot be allocated")
+    said = refusal(Demand(ONE_GPU, 4), snap(TWO[0], broken))
+    assert "have room for 2 (node1 2; node2: 2 GPUs cannot be allocated); together" in said
 
 
 def test_use_by_others_does_not_count_for_ever() -> None:

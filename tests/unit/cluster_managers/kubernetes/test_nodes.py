@@ -53,6 +53,15 @@ def test_whole_cores_are_what_others_leave(size: str, used: str, total: int, fre
     assert node.total - node.used == Amount(1, free, 8191)
 
 
+def test_a_node_says_that_its_gpus_cannot_be_allocated() -> None:
+    status = {"capacity": {GPU: "2"}, "allocatable": {GPU: "0", "cpu": "4", "memory": "8Gi"}}
+    state, health = state_of(node_answer(status=status))
+    assert state == "RUNNING" and health.startswith(
+        "2 GPUs cannot be allocated, because its device"
+    )
+    assert state_of(node_answer(status={"capacity": {GPU: "2"}})) == ("RUNNING", "")
+
+
 def test_allocatable_counts_and_not_capacity() -> None:
     answer = node_answer(status={"capacity": {GPU: "8", "cpu": "64", "memory": "1Ti"}})
     assert node_of(answer, GPU, exact(), NO_RULES).total == Amount(2, 4, 8192)
