@@ -20,7 +20,7 @@ from tests.conftest import as_in_a_terminal, until
 from tests.faults.training import GO, ORDER, PERFORMED, Note, notes_in, train, trial
 
 MODEL = "net"
-_KILLED = "killed"
+KILLED = "killed"
 _COMMON: Mapping[str, Any] = {
     "memory_per_worker": "512m",
     "cores_per_worker": 1,
@@ -258,7 +258,7 @@ class DriverLaunch(Launch):
             at = time.monotonic()
             said = (self.directory / "stdout").read_text().splitlines()
             lines = [line for line in said if line.startswith("{")]
-            fields = json.loads(lines[-1]) if lines else {"error": _KILLED, "says": ""}
+            fields = json.loads(lines[-1]) if lines else {"error": KILLED, "says": ""}
             fields["trials"] = tuple(map(tuple, fields.get("trials", ())))
             for name in ("warnings", "worlds"):
                 fields[name] = tuple(fields.get(name, ()))

@@ -24,6 +24,8 @@ BACK_SECONDS = 10.0
 _CLEAN_SECONDS = 20.0
 # The package for executors, which the driver's session keeps.
 _SESSION = "hopsgpu-package-"
+# Phases of pods that have ended.
+_ENDED = ("Succeeded", "Failed")
 # Variables of executors' pods, and the profile of executors that gangs do not use.
 _APPLICATION, _PROFILE, _DEFAULT_PROFILE = "SPARK_APPLICATION_ID", "SPARK_RESOURCE_PROFILE_ID", "0"
 
@@ -97,6 +99,11 @@ class Leftovers:
         self._before = self._files()
         self._application = application
         self._kubectl = kubectl_of(cluster) if isinstance(manager, KubernetesManager) else None
+        self._ended_before = {
+            pod["metadata"]["uid"]
+            for pod in self._listed_pods()
+            if pod["status"]["phase"] in _ENDED
+        }
         self._master = f"_{application.removeprefix('application_')}_01_000001"
 
     def gpus_back(self, ended: float) -> float:
@@ -116,17 +123,26 @@ class Leftovers:
         assert until(lambda: used() == 0, allowed, step=0.05), f"{used()} GPUs are in use"
         return max(time.monotonic() - ended, 0.0)
 
-    def check(self, version: int | None) -> None:
+    def check(self, version: int | None, *, is_driver_killed: bool = False) -> None:
         """Check that nothing else is left.
 
         Args:
             version: the published version of the model, or None.
+            is_driver_killed: whether nobody could delete the pods that have ended.
 
         Raises:
             AssertionError: something is left; the message says what.
         """
         assert until(lambda: not self._processes(), _CLEAN_SECONDS), self._processes()
-        assert until(lambda: not self._pods(), _CLEAN_SECONDS, step=0.5), self._pods()
+        ended = _ENDED if is_driver_killed else ()
+        pods = dict[str, str]()
+
+        def has_no_pod() -> bool:
+            pods.clear()
+            pods.update((name, phase) for name, phase in self._pods() if phase not in ended)
+            return not pods
+
+        assert until(has_no_pod, _CLEAN_SECONDS, step=0.5), pods
         assert until(lambda: not self._left(), _CLEAN_SECONDS), self._left()
         held = self._leases()
         assert until(lambda: not self._leases(), _CLEAN_SECONDS), held
@@ -149,13 +165,16 @@ class Leftovers:
         key = (environ.get(_APPLICATION), environ.get(_PROFILE))
         return key == (self._application, _DEFAULT_PROFILE)
 
-    def _pods(self) -> dict[str, str]:
-        """Return the phases of listed pods, without those of the tests' session, by name."""
-        return {
-            str(pod["metadata"]["name"]): str(pod["status"]["phase"])
+    def _pods(self) -> list[tuple[str, str]]:
+        """Return name and phase of the listed pods, without those of the tests' session.
+
+        The pods of a driver that an earlier case has killed do not count either.
+        """
+        return [
+            (str(pod["metadata"]["name"]), str(pod["status"]["phase"]))
             for pod in self._listed_pods()
-            if not self._is_session_pod(pod)
-        }
+            if not self._is_session_pod(pod) and pod["metadata"]["uid"] not in self._ended_before
+        ]
 
     def _listed_pods(self) -> list[dict[str, Any]]:
         if self._kubectl is None:

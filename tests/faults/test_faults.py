@@ -29,6 +29,7 @@ from tests.faults.faults import (
     Unharmed,
 )
 from tests.faults.launches import (
+    KILLED,
     DriverLaunch,
     Ending,
     Kind,
@@ -123,17 +124,18 @@ def test_fault(
         after = _until_it_goes_on(launch, expected, there)
         ending = launch.ending()
         _check(ending, expected, kind)
+        is_killed = ending.error == KILLED
         outcome, seconds = _told(expected, ending, after, began)
         seen[key] = Cell(f"{outcome}; GPUs are not back", seconds)
         if not fault.launches:
             back = leftovers.gpus_back(ending.at)
             seen[key] = Cell(f"{outcome}; leaves something", seconds, back)
         if not (fault.launches or fault.holds_up):
-            leftovers.check(ending.version)
+            leftovers.check(ending.version, is_driver_killed=is_killed)
     if fault.launches:
         back = leftovers.gpus_back(time.monotonic())
         seen[key] = Cell(f"{outcome}; leaves something", seconds, back)
-    leftovers.check(ending.version)
+    leftovers.check(ending.version, is_driver_killed=is_killed)
     seen[key] = Cell(outcome, seconds, back)
 
 
@@ -191,7 +193,7 @@ def _told(
 ) -> tuple[str, float | None]:
     """Return what the cell says, and the seconds that it took."""
     if isinstance(expected, Raises):
-        name = "the driver ends" if ending.error == "killed" else f"`{ending.error}`"
+        name = "the driver ends" if ending.error == KILLED else f"`{ending.error}`"
         return name, max(ending.at - began, 0.0)
     seconds = None if after is None else after - began
     if isinstance(expected, TrialFails):
