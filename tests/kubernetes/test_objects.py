@@ -140,6 +140,15 @@ def pod_of(kubectl: Kubectl, selector: str) -> dict[str, Any]:
     return dict(pods[0]) if pods else {"status": {}, "metadata": {"name": ""}}
 
 
+@pytest.mark.parametrize("file", ["device-plugin.yaml", "cluster-role.yaml"])
+def test_the_api_server_accepts_what_concerns_the_whole_cluster(
+    cluster_env: dict[str, str], kubectl: Kubectl, file: str
+) -> None:
+    """The development cluster has these objects in another form, so nothing is created."""
+    for body in objects_in(file):
+        kubectl("apply", "--dry-run=server", "--filename", "-", stdin=body)
+
+
 def test_a_nightly_job_trains_in_pods(
     apply: Apply, kubectl: Kubectl, manager: ClusterManager
 ) -> None:
