@@ -157,6 +157,9 @@ class Application(GangApplication):
 
         Args:
             executors: Spark's IDs of the executors.
+
+        Raises:
+            HopsGpuError: the cluster manager does not answer; the caller tries again.
         """
 
     def withdraw_requests(self, profile_id: int) -> None:

@@ -196,6 +196,9 @@ class Executors:
 
         Args:
             executors: Spark's IDs of the executors.
+
+        Raises:
+            HopsGpuError: the cluster manager does not answer; the caller tries again.
         """
         if executors:
             log.info("ends %s: %s", count_of(len(executors), "executor"), why)

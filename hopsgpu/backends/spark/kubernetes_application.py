@@ -231,11 +231,8 @@ class KubernetesApplication(ClusterApplication):
 
     def end_revoked(self, executors: Collection[str], why: str) -> None:
         """Delete the pods of executors that Kueue has taken back."""
-        try:
-            self.manager.record_eviction(self.id, executors, why)
-            self.manager.delete_executors(self.id, executors)
-        except HopsGpuError as error:
-            log.warning("executors that Kueue takes back could not be ended: %s", error)
+        self.manager.record_eviction(self.id, executors, why)
+        self.manager.delete_executors(self.id, executors)
 
     def withdraw_requests(self, profile_id: int) -> None:
         """Delete pods that have not started: Spark waits for its idle timeout until it does."""

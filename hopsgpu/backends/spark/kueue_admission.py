@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from py4j.protocol import Py4JError
+
 from hopsgpu.backends.gang_request import Request
 from hopsgpu.backends.spark.executor_admission import ExecutorAdmission, ExecutorAdmissions
 from hopsgpu.backends.spark.jvm_threads import start_daemon
@@ -123,14 +125,24 @@ class KueueAdmission(ExecutorAdmission):
             self.update(self._queue.read(workload))
 
     def update(self, workload: Workload) -> None:
-        """Handle a change of a Workload: if it is this one, and was evicted, end the executors."""
+        """Handle a change of a Workload: if it is this one, and was evicted, end the executors.
+
+        Raises:
+            HopsGpuError, Py4JError: the executors could not be ended.
+        """
         with self._lock:
             is_own = self._workload is not None and self._workload.name == workload.name
             if not (self._is_valid and is_own and workload.eviction):
                 return
             self._is_valid = False
         log.warning("%s: %s", workload.name, workload.eviction)
-        self._on_revoked(workload.eviction)
+        try:
+            self._on_revoked(workload.eviction)
+        except BaseException:
+            # The executors may still run: the next look at the Workload tries again.
+            with self._lock:
+                self._is_valid = True
+            raise
         # The quota counts as used until then. If this fails, the next poll or the end repeats it.
         self._delete(workload)
 
@@ -208,8 +220,8 @@ class KueueAdmissions(ExecutorAdmissions):
                         return
                     for admission in self._list_open():
                         admission.update(workload)
-            except HopsGpuError as error:
-                log.info("Kueue's Workloads are not watched: %s", error)
+            except (HopsGpuError, Py4JError) as error:
+                log.info("Kueue's Workloads are watched again soon: %s", error)
                 self._closed.wait(_REWATCH_SECONDS)
 
     def _list_open(self) -> list[KueueAdmission]:

@@ -130,6 +130,25 @@ def test_an_eviction_ends_the_executors_once_and_is_followed_by_another_workload
     assert admission.poll() and [*queue.present] == ["w2"]
 
 
+def test_executors_that_could_not_be_ended_are_ended_later(queue: Any) -> None:
+    errors: list[HopsGpuError] = [NoAnswer("silent")]
+
+    def end(why: str) -> None:
+        if errors:
+            raise errors.pop()
+
+    admission = KueueAdmission(queue, 2, dict, end, lambda: None)
+    admission.poll()
+    queue.set(is_admitted=True)
+    admission.poll()
+    queue.set(eviction="Kueue preempted the gang: x")
+    with pytest.raises(NoAnswer):
+        admission.refresh()
+    assert admission.is_valid and queue.present
+    admission.refresh()
+    assert not admission.is_valid and not queue.present
+
+
 def test_an_eviction_that_nobody_watched_is_found(
     queue: Queue, admission: KueueAdmission, revoked: list[str]
 ) -> None:
