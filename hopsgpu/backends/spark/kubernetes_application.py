@@ -41,7 +41,7 @@ from hopsgpu.backends.spark.settings import check_python, check_session
 from hopsgpu.cluster_managers.demand import container_of
 from hopsgpu.cluster_managers.kubernetes import kueue
 from hopsgpu.cluster_managers.kubernetes.application_leases import RENEW_SECONDS, ApplicationLease
-from hopsgpu.cluster_managers.kubernetes.kind import image_of
+from hopsgpu.cluster_managers.kubernetes.kind import RECOVERY_MODE, image_of
 from hopsgpu.cluster_managers.kubernetes.kueue import Flavors
 from hopsgpu.cluster_managers.kubernetes.kueue_queue import KueueQueue
 from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
@@ -284,6 +284,9 @@ def kubernetes_application(context: SparkContext, jvm: Jvm) -> KubernetesApplica
         ProfilePool(functools.partial(build_kubernetes_profile, manager.gpu_resource)),
     )
     application.install_template()
+    if application.setting(RECOVERY_MODE) is None:
+        # A session that was created without hopsgpu.session(); Spark reads it when it needs it.
+        jvm.set_live(RECOVERY_MODE, "false")
     ship_hadoop_conf(context, application.package.name, os.environ)
     application.check_options()
     _keep_lease(application)

@@ -23,7 +23,7 @@ _EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
 _ALLOCATOR = "spark.kubernetes.allocation.pods.allocator"
 # After an executor that ended with code 137, Spark 4 would give all later executors of the
 # application one core, so that tasks of gangs with several cores would never start.
-_RECOVERY = "spark.kubernetes.allocation.recoveryMode.enabled"
+RECOVERY_MODE = "spark.kubernetes.allocation.recoveryMode.enabled"
 _WAIT = "spark.kubernetes.submission.waitAppCompletion"
 _DRIVER_LABEL = "spark.kubernetes.driver.label."
 _BATCH_DELAY = "spark.kubernetes.allocation.batch.delay"
@@ -51,7 +51,7 @@ class Kubernetes(ManagerKind):
         # A gang's pods are created in one step. By default there are ten, one second apart.
         "spark.kubernetes.allocation.batch.size": "256",
         _BATCH_DELAY: "200ms",
-        _RECOVERY: "false",
+        RECOVERY_MODE: "false",
         # Spark notices within this time that pods started and ended.
         "spark.kubernetes.executor.eventProcessingInterval": "200ms",
         # Executors that failed long ago do not count towards the limit that ends the application.
@@ -77,9 +77,9 @@ class Kubernetes(ManagerKind):
                 " ranks, or pass image= to hopsgpu.session(); docs/kubernetes.md shows how to build"
                 " one"
             )
-        if (setting(_RECOVERY) or "false").strip().lower() == "true":
+        if (setting(RECOVERY_MODE) or "false").strip().lower() == "true":
             findings.append(
-                f"{_RECOVERY}=true: after an executor that ran out of memory, Spark would give the"
+                f"{RECOVERY_MODE}=true: after an executor that ran out of memory, Spark would give the"
                 " next ones a single core, and gangs would wait forever; set it to false"
             )
         allocator = setting(_ALLOCATOR)

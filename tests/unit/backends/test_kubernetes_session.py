@@ -25,6 +25,10 @@ IMAGE = "spark.kubernetes.container.image"
         ({}, f"{IMAGE} is not set"),
         ({IMAGE: "a", "spark.hopsgpu.image": "b"}, "leave out one of them"),
         (
+            {IMAGE: "a", "spark.kubernetes.allocation.recoveryMode.enabled": "true"},
+            "gangs would wait forever",
+        ),
+        (
             {IMAGE: "a", "spark.kubernetes.allocation.pods.allocator": "statefulset"},
             "set it to direct",
         ),
