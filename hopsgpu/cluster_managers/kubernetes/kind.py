@@ -79,8 +79,8 @@ class Kubernetes(ManagerKind):
             )
         if (setting(RECOVERY_MODE) or "false").strip().lower() == "true":
             findings.append(
-                f"{RECOVERY_MODE}=true: after an executor that ran out of memory, Spark would give the"
-                " next ones a single core, and gangs would wait forever; set it to false"
+                f"{RECOVERY_MODE}=true: after an executor that ran out of memory, Spark would give"
+                " the next ones a single core, and gangs would wait forever; set it to false"
             )
         allocator = setting(_ALLOCATOR)
         if allocator not in (None, "direct"):
