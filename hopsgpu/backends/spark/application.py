@@ -162,8 +162,8 @@ class Application(GangApplication):
             HopsGpuError: the cluster manager does not answer; the caller tries again.
         """
 
-    def withdraw_requests(self, profile_id: int) -> None:
-        """Withdraw requests that Spark itself withdraws only after a while.
+    def end_rest(self, profile_id: int) -> None:
+        """Remove executors that Spark itself removes only after a while.
 
         Args:
             profile_id: ID of a resource profile of which Spark wants no executor.

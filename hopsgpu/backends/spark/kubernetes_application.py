@@ -65,6 +65,8 @@ _DRIVER_POD = "spark.kubernetes.driver.pod.name"
 _REQUEST_CORES = "spark.kubernetes.executor.request.cores"
 # Shortest time between two searches for pods of nodes that do not report.
 _STRANDED_SECONDS = 2.0
+# Shortest time between two deletions of what is left of a profile.
+_REST_SECONDS = 0.5
 
 
 @dataclass
@@ -75,6 +77,7 @@ class KubernetesApplication(ClusterApplication):
     _image_lock: threading.Lock = field(default_factory=threading.Lock)
     _is_image_checked: bool = False
     _stranded_at: float = float("-inf")
+    _rest_ended_at: float = float("-inf")
 
     @property
     def can_prefer_hosts(self) -> bool:
@@ -234,12 +237,20 @@ class KubernetesApplication(ClusterApplication):
         self.manager.record_eviction(self.id, executors, why)
         self.manager.delete_executors(self.id, executors)
 
-    def withdraw_requests(self, profile_id: int) -> None:
-        """Delete pods that have not started: Spark waits for its idle timeout until it does."""
+    def end_rest(self, profile_id: int) -> None:
+        """Delete all pods of a profile.
+
+        Spark waits for its idle timeout until it deletes pods that have not started, and kills no
+        executor that has not registered. Where the API server was away, Spark is late to delete
+        pods that have ended.
+        """
+        if time.monotonic() - self._rest_ended_at < _REST_SECONDS:
+            return
+        self._rest_ended_at = time.monotonic()
         try:
-            self.manager.delete_pending(self.id, profile_id)
+            self.manager.delete_profile(self.id, profile_id)
         except HopsGpuError as error:
-            log.info("pods that have not started could not be deleted: %s", error)
+            log.info("the rest of the pods could not be deleted: %s", error)
 
     def end_stranded(self, containers: Mapping[str, str]) -> None:
         """Remove pods of nodes that do not report: no kubelet confirms their end.

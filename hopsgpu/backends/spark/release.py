@@ -196,8 +196,8 @@ class _ReleaseWatch:
         )
         if held.containers:
             self._executors.application.end_stranded(held.containers)
-        if held.pending and self._is_target_zero:
-            self._executors.application.withdraw_requests(self._executors.profile.id)
+        if self._is_target_zero:
+            self._executors.application.end_rest(self._executors.profile.id)
         return not held.containers and not held.pending
 
     def _is_confirmed(self) -> bool:

@@ -78,7 +78,6 @@ _START_SECONDS = 60.0
 _MAX_SEEN = 4096
 # The time of one request that watches pods, and until the next one after an error.
 _WATCH_SECONDS, _REWATCH_SECONDS = 60.0, 2.0
-_PENDING = "status.phase=Pending"
 _FAILED_SCHEDULING = "FailedScheduling"
 _FORBIDDEN, _NOT_FOUND, _CONFLICT, _INVALID = 403, 404, 409, 422
 # The kubelet ends a container this long after the signal; ranks have ended before.
@@ -329,17 +328,19 @@ class KubernetesManager(ClusterManager):
         Args:
             executors: Spark's IDs of the executors.
         """
-        self._delete_pods(labelSelector=_executor_selector(application_id, executors))
+        self._delete_pods(_executor_selector(application_id, executors))
 
-    def delete_pending(self, application_id: str, profile_id: int) -> None:
-        """Delete the pods of a resource profile whose containers have not started."""
+    def delete_profile(self, application_id: str, profile_id: int) -> None:
+        """Delete all pods of a resource profile, also those that have not started or have ended."""
         selector = f"{APPLICATION}={application_id},{ROLE}=executor,{PROFILE}={profile_id}"
-        self._delete_pods(labelSelector=selector, fieldSelector=_PENDING)
+        self._delete_pods(selector)
 
-    def _delete_pods(self, **selectors: str) -> None:
+    def _delete_pods(self, selector: str) -> None:
         options = {"apiVersion": "v1", "kind": "DeleteOptions"}
         self._client.delete(
-            self._path("pods"), {**options, "gracePeriodSeconds": _GRACE_SECONDS}, **selectors
+            self._path("pods"),
+            {**options, "gracePeriodSeconds": _GRACE_SECONDS},
+            labelSelector=selector,
         )
 
     def record_eviction(self, application_id: str, executors: Collection[str], why: str) -> None:

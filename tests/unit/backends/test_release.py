@@ -1,4 +1,4 @@
-"""How the release of a gang withdraws requests; Spark and the cluster manager are stood in for."""
+"""How the release of a gang removes requests; Spark and the cluster manager are stood in for."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ PROFILE = 3
 
 
 class Cluster:
-    """A request that stays until it is withdrawn, and Spark's target of executors.
+    """A request that stays until it is removed, and Spark's target of executors.
 
     Attributes:
         target: number of executors that Spark wants; one less at each poll.
-        withdrawn: Spark's target at each withdrawal.
+        removed_at: Spark's target at each removal.
     """
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.pending = 1
-        self.withdrawn: list[int] = []
+        self.removed_at: list[int] = []
 
-    def withdraw_requests(self, profile_id: int) -> None:
+    def end_rest(self, profile_id: int) -> None:
         assert profile_id == PROFILE
-        self.withdrawn.append(self.target)
+        self.removed_at.append(self.target)
         self.pending = 0
 
     def is_target_at_most(self, executors: int) -> bool:
@@ -36,9 +36,7 @@ class Cluster:
 
     def executors(self) -> Executors:
         manager = SimpleNamespace(title="Kubernetes", are_gpus_ending=lambda: False)
-        application = SimpleNamespace(
-            jvm=None, manager=manager, withdraw_requests=self.withdraw_requests
-        )
+        application = SimpleNamespace(jvm=None, manager=manager, end_rest=self.end_rest)
         stand_in: Any = SimpleNamespace(
             application=application,
             profile=SimpleNamespace(id=PROFILE),
@@ -50,8 +48,8 @@ class Cluster:
         return cast(Executors, stand_in)
 
 
-def test_requests_are_withdrawn_once_spark_wants_no_executor() -> None:
+def test_requests_are_removed_once_spark_wants_no_executor() -> None:
     cluster = Cluster(target=3)
     release = release_executors(cluster.executors(), [], is_whole=True)
     assert release.is_confirmed and release.problem is None
-    assert cluster.withdrawn == [0]
+    assert set(cluster.removed_at) == {0}

@@ -278,11 +278,10 @@ def test_executors_are_deleted_by_their_ids() -> None:
     assert request.body == {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 1}
 
 
-def test_requests_of_a_profile_are_withdrawn_by_their_phase() -> None:
+def test_all_executors_of_a_profile_are_deleted() -> None:
     with api_server({f"DELETE {OWN}/pods": (200, list_of([]))}) as server:
-        manager_of(server).delete_pending(APPLICATION, 3)
+        manager_of(server).delete_profile(APPLICATION, 3)
     (request,) = server.requests
-    assert request.query["fieldSelector"] == "status.phase=Pending"
     assert request.query["labelSelector"] == (
         f"spark-app-selector={APPLICATION},spark-role=executor,spark-exec-resourceprofile-id=3"
     )
