@@ -162,7 +162,7 @@ class RankEnds:
         elif idle is not None:
             return self._conclude_idle(idle)
         if loss is not None and (first is None or loss.at <= first.at):
-            why = reason(loss.place.container) or loss.reason or "its connection ended"
+            why = reason(loss.place.container) or _describe(loss.reason)
             url, likely = self._log_url(loss.place.rank), failures.likely_cause(loss.place, ends)
             return AttemptFailure(
                 failures.executor_lost_error(loss.place, why, url, likely),
@@ -227,3 +227,11 @@ def _reason_of_end(first: RankExit, cause: FailureCause, failed_gpus: Exclusions
     if cause is FailureCause.INFRASTRUCTURE:
         return EndReason.NOT_STARTED
     return EndReason.KILLED if failures.was_killed(first) else EndReason.USER_ERROR
+
+
+def _describe(reason: str) -> str:
+    """Return why an executor was lost, if only the control channel knows something."""
+    # A connection ends so with the agent's machine, before the cluster manager counts it as lost.
+    if reason in ("", "closed"):
+        return "its connection ended, and nothing more is known; its node may be down"
+    return reason

@@ -169,9 +169,12 @@ class _ReleaseWatch:
     def _give_up_unreachable(self) -> None:
         """Make Spark give up executors that do not report the end of their task.
 
-        Otherwise Spark's target includes these executors, and killed ones are replaced.
+        Otherwise Spark's target includes these executors, and killed ones are replaced. On
+        Kubernetes, Spark shows no task of an executor that has lost its connection, but still
+        counts its tasks, until the API server says why its pod has ended.
         """
-        running = {*self._executors.busy_ids()} - self._given_up
+        ids = self._executors.busy_ids() or self._executors.registered_ids()
+        running = {*ids} - self._given_up
         if running:
             log.info("gives up unreachable executors: %s", sorted(running))
             self._given_up |= running

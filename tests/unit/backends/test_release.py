@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
+from hopsgpu.backends.spark import release
 from hopsgpu.backends.spark.executors import Executors
-from hopsgpu.backends.spark.release import release_executors
 from hopsgpu.cluster_managers.manager import HeldExecutors
 
 PROFILE = 3
@@ -17,12 +19,14 @@ class Cluster:
 
     Attributes:
         target: number of executors that Spark wants; one less at each poll.
+        is_counted: whether Spark counts a task of a lost executor.
         removed_at: Spark's target at each removal.
     """
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.pending = 1
+        self.is_counted = False
         self.removed_at: list[int] = []
 
     def end_rest(self, profile_id: int) -> None:
@@ -31,7 +35,7 @@ class Cluster:
         self.pending = 0
 
     def is_target_at_most(self, executors: int) -> bool:
-        self.target = max(self.target - 1, 0)
+        self.target = max(self.target - 1, int(self.is_counted))
         return self.target <= executors
 
     def executors(self) -> Executors:
@@ -50,6 +54,24 @@ class Cluster:
 
 def test_requests_are_removed_once_spark_wants_no_executor() -> None:
     cluster = Cluster(target=3)
-    release = release_executors(cluster.executors(), [], is_whole=True)
-    assert release.is_confirmed and release.problem is None
+    released = release.release_executors(cluster.executors(), [], is_whole=True)
+    assert released.is_confirmed and released.problem is None
     assert set(cluster.removed_at) == {0}
+
+
+def test_a_lost_executor_without_a_visible_task_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(release, "UNREACHABLE_SECONDS", 0.0)
+    cluster, given_up = Cluster(target=3), list[str]()
+
+    def give_up(executors: set[str]) -> None:
+        given_up.extend(executors)
+        cluster.is_counted = False
+
+    stand_in: Any = cluster.executors()
+    cluster.is_counted = True
+    stand_in.busy_ids, stand_in.registered_ids = tuple, lambda: ("7",)
+    stand_in.application.jvm = SimpleNamespace(give_up=give_up, end_containers=lambda given: None)
+    assert release.release_executors(stand_in, [], is_whole=True).is_confirmed
+    assert given_up == ["7"] and set(cluster.removed_at) == {0}
