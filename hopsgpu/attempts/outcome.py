@@ -231,7 +231,8 @@ def _reason_of_end(first: RankExit, cause: FailureCause, failed_gpus: Exclusions
 
 def _describe(reason: str) -> str:
     """Return why an executor was lost, if only the control channel knows something."""
-    # A connection ends so with the agent's machine, before the cluster manager counts it as lost.
-    if reason in ("", "closed"):
-        return "its connection ended, and nothing more is known; its node may be down"
-    return reason
+    if reason.startswith("no heartbeat"):
+        return reason
+    # The cluster manager counts a node as lost only after a while.
+    how = f" ({reason})" if reason else ""
+    return f"its connection ended{how}, and nothing more is known; its node may be down"

@@ -316,7 +316,7 @@ KUBERNETES_FAULTS = (
     Fault(
         "a node is killed, and stays away",
         # The driver notices it before Kubernetes does, which takes 10 s.
-        each(*loses("its node may be down|no heartbeat for 5 s|its node node2 is not ready")),
+        each(*loses(r"its node may be down|no heartbeat for 5 s|its node node\d is not ready")),
         node_killed,
         holds_up=True,
         options={"placement": "spread"},
