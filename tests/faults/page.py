@@ -68,6 +68,9 @@ _TAIL = """
 
 - a node's clock one hour behind: under libfaketime, Python's `time.sleep` then fails
 - elastic gangs and searches on a standalone master
+- faults of NodeManagers, the ResourceManager and standalone daemons, on Kubernetes: those of
+  kubelets, nodes and the API server take their place
+- containers are preempted, on Kubernetes: the preemption of pods takes its place
 {missing}
 
 ## Tests of other projects
