@@ -676,8 +676,8 @@ def nothing(case: Case) -> Iterator[None]:
 
 @contextlib.contextmanager
 def port_taken(case: Case) -> Iterator[None]:
-    """Listen on the only port that the control channel may have."""
-    with socket.create_server(("127.0.0.1", 0)) as taken, _variable("HOPSGPU_PORTS") as give:
+    """Listen on the only port that the control channel may have, at all addresses."""
+    with socket.create_server(("", 0)) as taken, _variable("HOPSGPU_PORTS") as give:
         port = taken.getsockname()[1]
         give(f"{port}-{port}")
         yield
@@ -764,6 +764,8 @@ def unpicklable() -> Callable[..., bool]:
 
     return refer
 
+
+BAD_GPU = Raises("GangTimeout", r" GPU-(?!GPU-)\S+ of node2 is bad: nvidia-smi failed")
 
 # Launches that hold, or want, all GPUs of the cluster.
 ALL_GPUS: Mapping[Kind, Mapping[str, Any]] = {
@@ -1029,8 +1031,9 @@ COMMON_FAULTS = (
         early=True,
         options={"acquire_timeout": "40s"},
         of_kind=MORE_THAN_A_NODE,
-        # The executors start, because the worker has listed its GPUs before.
-        on_standalone=Raises("GangTimeout", r" GPU-(?!GPU-)\S+ of node2 is bad: nvidia-smi failed"),
+        # The executors start: the worker has listed its GPUs before, and a pod gets their names.
+        on_standalone=BAD_GPU,
+        on_kubernetes={Kind.GANG: BAD_GPU},
     ),
     Fault(
         "a node's clock is an hour ahead",
