@@ -163,6 +163,9 @@ def crash(how: str) -> None:
     threading.Event().wait(HANG_SECONDS)
 
 
+LEFT_BEHIND = "import time; time.sleep(300)  # left by a rank that hangs"
+
+
 def hang_in_an_all_reduce(directory: str) -> None:
     """And leave processes of sessions of their own, which are noted in a directory."""
     import subprocess
@@ -171,9 +174,7 @@ def hang_in_an_all_reduce(directory: str) -> None:
     import torch.distributed as dist
 
     for number in range(3):
-        child = subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True
-        )
+        child = subprocess.Popen([sys.executable, "-c", LEFT_BEHIND], start_new_session=True)
         Path(directory, f"{hopsgpu.context().rank}-{number}").write_text(str(child.pid))
     dist.init_process_group("gloo")
     if dist.get_rank() == 0:

@@ -142,10 +142,13 @@ def killed(
     return Killed(found[0], trials)
 
 
-def test_its_run_has_a_record_and_logs_and_counts_as_lost(killed: Killed, root: LakePath) -> None:
+def test_its_run_has_a_record_and_logs_and_counts_as_lost(
+    killed: Killed, root: LakePath, is_kubernetes: bool
+) -> None:
     record = RunStore(root.url).record(killed.run_id)
     assert record.state == "running" and record.ranks[0].pid > 0
-    assert until(lambda: all(gone(rank.pid) for rank in record.ranks))
+    # A pod counts its processes itself, and no pod is left.
+    assert is_kubernetes or until(lambda: all(gone(rank.pid) for rank in record.ranks))
     assert record.state_at(record.updated + 61) == "lost"
     # YARN says so before the record is that old.
     assert until(lambda: "lost" in call("runs", "show", killed.run_id).output.split())
