@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 import time
@@ -18,7 +17,7 @@ from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.run_values import RunStatus
 from tests.bounds import HANG_SECONDS
-from tests.cluster.test_launch import executor_jvms
+from tests.cluster.test_launch import gang_jvms
 from tests.conftest import gpus_become, until
 from tests.in_ranks import kill_when_noted
 
@@ -80,16 +79,6 @@ def test_a_gpu_to_blame_gets_no_rank_in_the_next_attempt(
     assert bad.startswith("GPU-")
     assert bad not in {gpu for gpus in result.values for gpu in gpus}
     assert gpus_become(manager, 0)
-
-
-def gang_jvms(cluster_dir: Path) -> set[int]:
-    """Executors of gangs: one of Spark's default profile may be there, for a task of its own."""
-    default = re.compile(rb"--resourceProfileId\0" rb"0\0")
-    return {
-        pid
-        for pid in executor_jvms(cluster_dir)
-        if not default.search(Path(f"/proc/{pid}/cmdline").read_bytes())
-    }
 
 
 def test_the_first_executor_that_cannot_reach_the_driver_ends_the_launch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -187,6 +188,16 @@ def test_executors_import_pyspark_from_bytecode(spark: SparkSession) -> None:
 
 def executor_jvms(cluster_dir: Path) -> set[int]:
     return {pid for pid in processes_of(cluster_dir, b"ExecutorBackend") if comm(pid) == "java"}
+
+
+def gang_jvms(cluster_dir: Path) -> set[int]:
+    """Executors of gangs: one of Spark's default profile may be there, for a task of its own."""
+    default = re.compile(rb"--resourceProfileId\0" rb"0\0")
+    return {
+        pid
+        for pid in executor_jvms(cluster_dir)
+        if not default.search(Path(f"/proc/{pid}/cmdline").read_bytes())
+    }
 
 
 def began(pid: int) -> int:

@@ -22,7 +22,7 @@ from hopsgpu.cluster_managers.manager import ClusterManager
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake_root import default_root
 from tests.bounds import HANG_SECONDS
-from tests.cluster.test_launch import executor_jvms
+from tests.cluster.test_launch import gang_jvms
 from tests.cluster.test_submit import ROOT, Started, client_env, ends, started
 from tests.conftest import EXAMPLES, gpus_become, until
 
@@ -150,7 +150,7 @@ def test_a_script_continues_from_its_snapshot_after_the_loss_of_an_executor(
     manager: ClusterManager,
     tmp_path: Path,
 ) -> None:
-    before, others = manager.gpus()[0], executor_jvms(cluster_dir)
+    before, others = manager.gpus()[0], gang_jvms(cluster_dir)
     ddp = copy_of("ddp", tmp_path)
     expected = losses_of_torchrun(ddp, "train.py", "--epochs", str(EPOCHS))
     shutil.rmtree(ddp / "snapshots")
@@ -159,7 +159,7 @@ def test_a_script_continues_from_its_snapshot_after_the_loss_of_an_executor(
     run = running(env, ddp, *SMALL, *command, *arguments)
     try:
         assert until(lambda: has_snapshot(root, run)), run.err.read_text()
-        os.kill((executor_jvms(cluster_dir) - others).pop(), signal.SIGKILL)
+        os.kill((gang_jvms(cluster_dir) - others).pop(), signal.SIGKILL)
         ((code, out, err),) = ends(run)
     finally:
         run.process.kill()

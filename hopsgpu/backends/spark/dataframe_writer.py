@@ -25,8 +25,8 @@ from hopsgpu.units import MIB
 _OPTIONS = {"parquet.block.size": str(8 * MIB), "compression": "snappy"}
 _POLL_SECONDS = 0.2
 _REPORT_SECONDS = 1.0
-# Tasks of a cancelled job may still write for this long.
-_STOP_SECONDS = 5.0
+# Tasks of a cancelled job may still write: on a busy machine, one that starts ends seconds later.
+_STOP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
