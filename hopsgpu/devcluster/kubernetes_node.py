@@ -1,8 +1,8 @@
 """A node of a cluster on Kubernetes: containerd, the kubelet, and the plugin of simulated GPUs.
 
 A node has a network namespace, a mount namespace, a PID namespace and a control group of its own.
-All its processes and mounts end with its first process, which starts the kubelet and the plugin
-again after their end, as systemd does on other machines. The kubelet requires a few kernel
+All its processes and mounts end with its first process. That process starts the kubelet and the
+plugin again after their end, as systemd does on other machines. The kubelet requires a few kernel
 settings, and reads the size of the node from files. Other files are mounted over them here, so that
 the machine's stay as they are.
 """

@@ -138,8 +138,8 @@ class SubmittedApplication:
         for output in self._drivers.outputs(state) if state.driver else ():
             self._report_output_end(state, output, max_lines)
         if state.has_succeeded:
-            taken = self._clock() - self._began
-            self._say(f"{taken:6.1f} s: {state.id} has ended: {state.outcome}")
+            seconds = self._clock() - self._began
+            self._say(f"{seconds:6.1f} s: {state.id} has ended: {state.outcome}")
             return
         logs = dict.fromkeys(filter(None, (state.log, self._drivers.log_command(state))))
         self._say(
@@ -189,7 +189,7 @@ class SubmittedApplication:
         except HopsGpuError as error:
             lines = f"  (its node does not return it: {error})"
         else:
-            # Of a success, Spark's warnings say only how its executors were released.
+            # After a success, Spark's warnings say only how executors were released.
             spark = _ALL_SPARK_MESSAGES if state.has_succeeded else _SPARK_MESSAGES
             lines = _last_lines(spark.sub("", text), max_lines)
         if lines:

@@ -108,7 +108,7 @@ def _remove_unused(uploads: LakePath, manager: KubernetesManager) -> None:
                 log.info("removes the uploads of an earlier submission: %s", name)
                 (uploads / name).remove()
     except HopsGpuError as error:
-        # They only take space, and the next submission tries again.
+        # Unused directories only take space, and the next submission tries again.
         log.warning("uploads of earlier submissions stay in %s: %s", uploads.url, error)
 
 

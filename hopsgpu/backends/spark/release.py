@@ -170,8 +170,8 @@ class _ReleaseWatch:
         """Make Spark give up executors that do not report the end of their task.
 
         Otherwise Spark's target includes these executors, and killed ones are replaced. On
-        Kubernetes, Spark shows no task of an executor that has lost its connection, but still
-        counts its tasks, until the API server says why its pod has ended.
+        Kubernetes, Spark shows no task of an executor that has lost its connection. It counts the
+        tasks until the API server says why the pod has ended.
         """
         ids = self._executors.busy_ids() or self._executors.registered_ids()
         running = {*ids} - self._given_up

@@ -42,9 +42,8 @@ class SparkKind:
         check: checks the requested settings of a session before a JVM is started.
         start: returns a session, given its name, its master and its requested settings.
         attach: returns the application of a running context.
-        prepare_driver: provides further properties of a submission in cluster mode, given its
-            properties, the root on the lake, the cluster manager and the tag (both None for
-            `--dry-run`), and whether it is detached; None if none are needed.
+        prepare_driver: provides further properties of a submission in cluster mode. Its arguments
+            are those of `prepare_driver_pod`. None if no further properties are needed.
     """
 
     check: Callable[[Mapping[str, str]], None]

@@ -113,8 +113,8 @@ def plan_submission(
         requested[_QUEUE] = job.queue
     kind = kind_of(master)
     if mode == "cluster" and kind is not None and (job.is_detached or job.tag):
-        given = {**defaults, **requested}
-        requested = {**requested, **kind.submission_settings(job.tag or "", given.get)}
+        setting = {**defaults, **requested}.get
+        requested = {**requested, **kind.submission_settings(job.tag or "", setting)}
     ours = session_defaults(master, defaults)
     properties = {**defaults, **ours, **requested, MASTER: master, _MODE: mode}
     if is_local(master):

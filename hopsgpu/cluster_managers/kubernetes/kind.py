@@ -21,8 +21,8 @@ IMAGE = "spark.kubernetes.container.image"
 PYTHON_OF_IMAGE = "python3"
 _EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
 _ALLOCATOR = "spark.kubernetes.allocation.pods.allocator"
-# After an executor that ended with code 137, Spark 4 would give all later executors of the
-# application one core, so that tasks of gangs with several cores would never start.
+# After an executor that ended with code 137, Spark 4 would give all later executors one core. Tasks
+# of gangs with several cores would then never start.
 RECOVERY_MODE = "spark.kubernetes.allocation.recoveryMode.enabled"
 _WAIT = "spark.kubernetes.submission.waitAppCompletion"
 _DRIVER_LABEL = "spark.kubernetes.driver.label."

@@ -24,7 +24,7 @@ from hopsgpu.cluster_managers.submitted_drivers import DriverState, SubmittedDri
 # The label of a driver's pod that names its submission.
 SUBMISSION = "hopsgpu/submission"
 _OUTPUT = "output"
-# Lines of a log that are requested: `limitBytes` of the API would cut its end.
+# Lines of a log that are requested: a limit of bytes would cut its end.
 _LINES = 400
 _NOT_FOUND = 404
 _DELETED = "the driver's pod was deleted"
@@ -48,7 +48,7 @@ class PodDrivers(SubmittedDrivers):
 
     def state(self, application_id: str) -> DriverState:
         pods = self._pods(f"{APPLICATION}={application_id},{ROLE}=driver")
-        return self._driver_state(pods[0]) if pods else _deleted(application_id)
+        return self._driver_state(pods[0]) if pods else _state_after_deletion(application_id)
 
     def living_submissions(self) -> frozenset[str]:
         """Return the submissions whose driver's pod exists and has not ended."""
@@ -133,7 +133,7 @@ def driver_end(pod: Pod) -> str:
     return ": ".join(filter(None, (code, *named)))
 
 
-def _deleted(application_id: str) -> DriverState:
+def _state_after_deletion(application_id: str) -> DriverState:
     return DriverState(
         id=application_id,
         name="",
