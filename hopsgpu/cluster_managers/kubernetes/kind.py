@@ -52,6 +52,9 @@ class Kubernetes(ManagerKind):
         "spark.kubernetes.allocation.batch.size": "256",
         _BATCH_DELAY: "200ms",
         RECOVERY_MODE: "false",
+        # Spark requests an executor again if the API server does not list its pod after this time,
+        # such as when the server was away. By default it waits for ten minutes.
+        "spark.kubernetes.allocation.executor.timeout": "60s",
         # Spark notices within this time that pods started and ended.
         "spark.kubernetes.executor.eventProcessingInterval": "200ms",
         # Executors that failed long ago do not count towards the limit that ends the application.
