@@ -55,9 +55,9 @@ process ends up to 2 s later, and a frozen one 10 s later. The test waits for th
 _OF_KUBERNETES = """
 ## Kubernetes
 
-All columns are on Kubernetes; `make faults FAULTS_ON=--kubernetes` runs them. The test also checks
-that the API server lists no pod of the launch. The pods of a killed driver end, but the API server
-lists them until somebody deletes them.
+All columns are on Kubernetes; `make faults FAULTS_ON=--kubernetes` runs them. The cells are from
+several runs within a day. The test also checks that the API server lists no pod of the launch. The
+pods of a killed driver end, but the API server lists them until somebody deletes them.
 
 Kubernetes counts a node as not ready after 10 s here; the default is 50 s. The kubelet and the
 device plugin start again after their end, unless the fault says that they stay away.
