@@ -299,7 +299,7 @@ def _submit_driver(
     manager: ClusterManager,
     properties: Mapping[str, str],
 ) -> None:
-    """Submit in cluster mode; wait for the end, or say how to go on with a detached application."""
+    """Submit in cluster mode; wait for the end, or print what to do with a detached application."""
     drivers = manager.submitted_drivers()
     # Settings with cluster mode were refused before if this cluster manager runs no drivers.
     assert drivers is not None, manager.title

@@ -32,8 +32,8 @@ from tests.faults.faults import (
     Unharmed,
     each,
     everywhere,
-    kill_daemon,
     loses,
+    node_daemon_killed,
     nothing,
     pid_of,
     restarted,
@@ -196,13 +196,10 @@ def kubelet_killed(case: Case) -> Iterator[None]:
 @contextlib.contextmanager
 def node_killed(case: Case) -> Iterator[None]:
     """Kill all processes of a node."""
-    host = case.victim().host
-    kill_daemon(case.cluster, host)
-    case.launch.go_elsewhere(host)
     try:
-        yield
+        with node_daemon_killed(case):
+            yield
     finally:
-        devcluster.up(case.cluster, say=lambda _: None)
         _await_whole(case)
 
 

@@ -57,6 +57,17 @@ def running(workers: int, **options: Any) -> Iterator[hopsgpu.Run]:
             run.result()
 
 
+def run_script(script: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(script)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
+        check=False,
+    )
+
+
 def test_spread_and_pack_are_rules_of_the_scheduler(
     spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:
@@ -154,14 +165,7 @@ def test_an_image_that_does_not_exist_is_told_before_gpus_are_requested(
         "    hopsgpu.session('absent', conf=conf)\n"
         "    hopsgpu.launch(print, workers=1)\n"
     )
-    ran = subprocess.run(
-        [sys.executable, str(script)],
-        env=cluster_env,
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
+    ran = run_script(script, cluster_env)
     assert ran.returncode != 0
     assert "ErrImageNeverPull" in ran.stderr and "spark.kubernetes.container.image" in ran.stderr
     assert "Traceback" not in ran.stderr or "ConfigError" in ran.stderr
@@ -180,14 +184,7 @@ def test_pods_that_the_api_server_refuses_are_told_at_once(
         "    hopsgpu.launch(print, workers=1)\n"
     )
     began = time.monotonic()
-    ran = subprocess.run(
-        [sys.executable, str(script)],
-        env=cluster_env,
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
+    ran = run_script(script, cluster_env)
     print(f"refused after {time.monotonic() - began:.1f} s")
     assert ran.returncode != 0
     assert "Kubernetes refuses pods of executors" in ran.stderr, ran.stderr[-4000:]
@@ -327,14 +324,7 @@ def test_without_a_shared_file_system_gangs_wait_in_leases(
     environ = {**cluster_env, "HOPSGPU_ROOT": (tmp_path / "lake").as_uri()}
     for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
         environ.pop(name)
-    ran = subprocess.run(
-        [sys.executable, str(script)],
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=HANG_SECONDS,
-        check=False,
-    )
+    ran = run_script(script, environ)
     assert ran.returncode == 0 and "(2, 2)" in ran.stdout, ran.stderr
     leases = kubectl("get", "leases", "--selector", "hopsgpu/queue", is_json=True)["items"]
     assert any(lease["metadata"]["name"].startswith("hopsgpu-queue-turn-") for lease in leases)

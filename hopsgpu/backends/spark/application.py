@@ -21,8 +21,8 @@ from hopsgpu.backends.spark.executor_admission import ExecutorAdmissions
 from hopsgpu.backends.spark.failing_hosts import FailingHosts
 from hopsgpu.backends.spark.log4j import CapturedLog
 from hopsgpu.backends.spark.resource_profiles import DEFAULT_PROFILE, ProfilePool
+from hopsgpu.cluster_managers.flavors import Flavors
 from hopsgpu.cluster_managers.kind import ManagerKind
-from hopsgpu.cluster_managers.kubernetes.kueue import Flavors
 from hopsgpu.cluster_managers.manager import ClusterManager, StartProblem
 from hopsgpu.cluster_managers.manager_table import required_kind
 from hopsgpu.cluster_managers.snapshot import Snapshot

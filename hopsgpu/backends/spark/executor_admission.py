@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hopsgpu.backends.gang_request import Request
-from hopsgpu.cluster_managers.kubernetes.kueue import NO_FLAVORS, Flavors
+from hopsgpu.cluster_managers.flavors import NO_FLAVORS, Flavors
 from hopsgpu.core.wait_reasons import NO_WAIT, WaitReason
 
 

@@ -39,10 +39,10 @@ from hopsgpu.backends.spark.resource_profiles import (
 )
 from hopsgpu.backends.spark.settings import check_python, check_session
 from hopsgpu.cluster_managers.demand import container_of
+from hopsgpu.cluster_managers.flavors import Flavors
 from hopsgpu.cluster_managers.kubernetes import kueue
 from hopsgpu.cluster_managers.kubernetes.application_leases import RENEW_SECONDS, ApplicationLease
 from hopsgpu.cluster_managers.kubernetes.kind import RECOVERY_MODE, image_of
-from hopsgpu.cluster_managers.kubernetes.kueue import Flavors
 from hopsgpu.cluster_managers.kubernetes.kueue_queue import KueueQueue
 from hopsgpu.cluster_managers.kubernetes.manager import KubernetesManager
 from hopsgpu.cluster_managers.kubernetes.nodes import NOT_READY

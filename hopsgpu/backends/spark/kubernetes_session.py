@@ -82,7 +82,8 @@ def start_on_kubernetes(name: str, master: str, requested: Mapping[str, str]) ->
         late = {k: v for k, v in requested.items() if _AT_SUBMISSION.fullmatch(k)}
         refuse_late(environment.get, late, "in a pod")
         # Executors need neither the service that spark-submit creates nor a DNS for its name.
-        settings[_DRIVER_HOST] = environment[_BIND_ADDRESS]
+        if address := environment.get(_BIND_ADDRESS):
+            settings[_DRIVER_HOST] = address
     settings |= _image_properties({**environment, **settings})
     check_kubernetes({**environment, **settings})
     manager = required_kind(master).connect({**environment, **settings}, os.environ)

@@ -24,6 +24,8 @@ _PREFIX = "hopsgpu-"
 LABEL = "hopsgpu/application"
 _NAME, _USER, _ENDED = "hopsgpu/name", "hopsgpu/user", "hopsgpu/ended"
 _POD = "hopsgpu/driver-pod"
+# Other users can write annotations. Another text could be another path of the API server.
+_POD_NAME = re.compile(r"[a-z0-9][-.a-z0-9]{0,252}")
 RENEW_SECONDS = 10.0
 # A driver that has not renewed its Lease for this time is lost; clocks may be apart.
 LEASE_SECONDS = 60.0
@@ -108,6 +110,7 @@ def lease_of(answer: Mapping[str, Any]) -> ApplicationLease | None:
     if APPLICATION_ID.fullmatch(id_) is None or text_of(metadata, "name") != lease_name(id_):
         return None
     annotations = mapping_of(metadata, "annotations")
+    pod = text_of(annotations, _POD)
     return ApplicationLease(
         id_,
         text_of(annotations, _NAME)[:_MAX_NAME],
@@ -115,7 +118,7 @@ def lease_of(answer: Mapping[str, Any]) -> ApplicationLease | None:
         seconds_of(spec.get("acquireTime")),
         seconds_of(spec.get("renewTime")),
         has_ended=_ENDED in annotations,
-        pod=text_of(annotations, _POD),
+        pod=pod if _POD_NAME.fullmatch(pod) else "",
     )
 
 

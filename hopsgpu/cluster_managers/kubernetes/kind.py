@@ -21,8 +21,8 @@ IMAGE = "spark.kubernetes.container.image"
 PYTHON_OF_IMAGE = "python3"
 _EXECUTOR_IMAGE = "spark.kubernetes.executor.container.image"
 _ALLOCATOR = "spark.kubernetes.allocation.pods.allocator"
-# After an executor that ended with code 137, Spark 4 would give all later executors one core. Tasks
-# of gangs with several cores would then never start.
+# After an executor that ended with code 137, Spark 4 would give all later executors one core. Gangs
+# with several cores would then never start.
 RECOVERY_MODE = "spark.kubernetes.allocation.recoveryMode.enabled"
 _WAIT = "spark.kubernetes.submission.waitAppCompletion"
 _DRIVER_LABEL = "spark.kubernetes.driver.label."
@@ -52,8 +52,8 @@ class Kubernetes(ManagerKind):
         "spark.kubernetes.allocation.batch.size": "256",
         _BATCH_DELAY: "200ms",
         RECOVERY_MODE: "false",
-        # Spark requests an executor again if the API server does not list its pod after this time,
-        # such as when the server was away. By default it waits for ten minutes.
+        # Spark requests an executor again if the API server does not list its pod after this time:
+        # the server may have been away. Spark's default is ten minutes.
         "spark.kubernetes.allocation.executor.timeout": "60s",
         # Spark notices within this time that pods started and ended.
         "spark.kubernetes.executor.eventProcessingInterval": "200ms",

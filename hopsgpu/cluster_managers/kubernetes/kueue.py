@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from hopsgpu.cluster_managers.flavors import Flavors
 from hopsgpu.cluster_managers.kubernetes.application_leases import LABEL
 from hopsgpu.cluster_managers.kubernetes.pods import list_of, mapping_of, text_of
 from hopsgpu.cluster_managers.resources import Amount
@@ -33,22 +34,6 @@ _PREEMPTED = "Preempted"
 _DELETED = "its Workload was deleted"
 # Kueue compares these parts of a pod with the nodes of flavors.
 _RULES = ("nodeSelector", "tolerations", "affinity")
-
-
-@dataclass(frozen=True)
-class Flavors:
-    """The nodes of the flavors that Kueue assigned to a gang.
-
-    Attributes:
-        labels: labels that the nodes have.
-        tolerations: tolerations that pods on the nodes need, as in a pod's spec.
-    """
-
-    labels: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Mapping[str, Any], ...] = ()
-
-
-NO_FLAVORS = Flavors()
 
 
 @dataclass(frozen=True)

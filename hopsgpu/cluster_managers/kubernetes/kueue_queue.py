@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from hopsgpu.cluster_managers.flavors import NO_FLAVORS, Flavors
 from hopsgpu.cluster_managers.kubernetes.api_client import ApiClient, ApiError, Forbidden
 from hopsgpu.cluster_managers.kubernetes.application_leases import LABEL
 from hopsgpu.cluster_managers.kubernetes.kueue import (
     GROUP,
-    NO_FLAVORS,
     QUEUE,
-    Flavors,
     Workload,
     choose_queue,
     deleted_workload,
@@ -84,7 +83,8 @@ class KueueQueue:
         """Return the nodes of flavors; all nodes if the caller may not read flavors."""
         path = f"/apis/{GROUP}/{self.version}/resourceflavors"
         try:
-            return flavors_of([self._client.get(f"{path}/{quote(name)}") for name in names])
+            names = [quote(name, safe="") for name in names]
+            return flavors_of([self._client.get(f"{path}/{name}") for name in names])
         except ApiError as error:
             if error.status not in (_FORBIDDEN, _NOT_FOUND):
                 raise
@@ -107,7 +107,7 @@ def find_kueue_version(client: ApiClient) -> str | None:
         return None
     version = served_version(answer)
     if version is None:
-        log.warning("the API server has Kueue in no version that is known here: %s", answer)
+        log.warning("the API server has Kueue, but in no version that hopsgpu knows")
     return version
 
 

@@ -485,9 +485,15 @@ class KubernetesManager(ClusterManager):
         leases = self._leases() if workloads else {}
         for workload in workloads:
             lease = leases.get(workload.application)
-            if lease is None or not lease.is_running(now):
+            is_running = lease is not None and lease.is_running(now)
+            # Where the API server was away, no driver could renew its Lease, and executors go on.
+            if not is_running and not self._has_granted_executors(workload.application):
                 log.info("removes the Workload %s, whose application has ended", workload.name)
                 queue.delete(workload)
+
+    def _has_granted_executors(self, application_id: str) -> bool:
+        pods = self._pods_of(f"{APPLICATION}={application_id},{ROLE}=executor")
+        return any(pod.is_granted for pod in pods)
 
     def products_of(self, hosts: Collection[str]) -> tuple[str, ...]:
         """Return the types of GPUs of nodes, by their labels."""

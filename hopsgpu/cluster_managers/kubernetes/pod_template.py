@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from hopsgpu.cluster_managers.kubernetes.kueue import NO_FLAVORS, Flavors
+from hopsgpu.cluster_managers.flavors import NO_FLAVORS, Flavors
 from hopsgpu.cluster_managers.kubernetes.nodes import (
     PRODUCT,
     NodeRules,

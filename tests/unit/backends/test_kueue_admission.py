@@ -14,9 +14,10 @@ import pytest
 from hopsgpu.backends.spark import kueue_admission
 from hopsgpu.backends.spark.executor_admission import ExecutorAdmissions
 from hopsgpu.backends.spark.kueue_admission import KueueAdmission, kueue_admissions
+from hopsgpu.cluster_managers.flavors import Flavors
 from hopsgpu.cluster_managers.http_client import NoAnswer
 from hopsgpu.cluster_managers.kubernetes.api_client import ApiError, Forbidden
-from hopsgpu.cluster_managers.kubernetes.kueue import Flavors, Workload, deleted_workload
+from hopsgpu.cluster_managers.kubernetes.kueue import Workload, deleted_workload
 from hopsgpu.errors import CapacityError, HopsGpuError
 from tests.conftest import until
 

@@ -51,6 +51,12 @@ def test_a_lease_names_the_pod_of_its_driver() -> None:
     assert "ownerReferences" not in metadata
 
 
+@pytest.mark.parametrize("name", ["../../secrets/s", "a/log", "a?b", "A", "-a", "a" * 254])
+def test_an_annotation_that_names_no_pod_is_ignored(name: str) -> None:
+    lease = lease_of(lease_body(replace(RECORDED, pod=name)))
+    assert lease is not None and lease.pod == ""
+
+
 def test_a_lease_expires_after_its_time() -> None:
     assert RENEW_SECONDS * 3 < LEASE_SECONDS
     last = RECORDED.renewed

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.cluster_managers.flavors import Flavors
 from hopsgpu.cluster_managers.kubernetes.kueue import (
-    Flavors,
     choose_queue,
     deleted_workload,
     flavors_of,
