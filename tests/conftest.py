@@ -37,6 +37,7 @@ from hopsgpu.cluster_managers.yarn.resource_manager import ResourceManager
 from hopsgpu.devcluster.layout import ClusterLayout
 from hopsgpu.devcluster.realm import REALM, Realm
 from hopsgpu.launcher import arguments
+from hopsgpu.storage.kerberos import sign_in
 from tests.bounds import HANG_SECONDS
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -281,8 +282,12 @@ def spark(cluster_env: dict[str, str]) -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def manager(cluster_env: dict[str, str]) -> ClusterManager:
+def manager(cluster_env: dict[str, str], cluster_dir: Path, kerberos: bool) -> ClusterManager:
     """The cluster manager of this session: YARN, or what the options name."""
+    if kerberos:
+        # A test without a session in this process has no other ticket.
+        keytab = Realm(ClusterLayout.at(cluster_dir).realm).keytab("alice")
+        sign_in(f"alice@{REALM}", str(keytab), os.environ)
     return configured_manager(cluster_env)
 
 
