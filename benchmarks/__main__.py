@@ -1,7 +1,7 @@
 """Run the benchmarks, or those that are named; print tables and write bench.json.
 
 `python -m benchmarks [release | acquisition | cold | search | warm | contention | stores | data |
-score | script | channel | output | trials | elastic | replay | scale | secure] …`, and
+small | score | script | channel | output | trials | elastic | replay | scale | secure] …`, and
 `python -m benchmarks [warm | release | cold] … --master standalone`, and on Kubernetes the same and
 `ray`.
 """
@@ -34,6 +34,7 @@ from benchmarks import (
     script,
     search,
     secure,
+    small_files,
     stores,
     warm,
 )
@@ -55,6 +56,7 @@ ON_CLUSTER: Mapping[str, Callable[[], object]] = {
     "contention": contention.measure,
     "stores": stores.measure,
     "data": data.measure,
+    "small": small_files.measure,
     "score": score.measure,
     "script": script.measure,
 }

@@ -49,7 +49,7 @@ def measure(rows: int = _ROWS, rounds: int = _ROUNDS) -> dict[str, dict[str, lis
     Returns:
         For each layout and way the million rows a second of each round.
     """
-    with _scratch() as lake, tempfile.TemporaryDirectory() as directory:
+    with scratch() as lake, tempfile.TemporaryDirectory() as directory:
         return {
             name: _measured(name, table, lake / name, Path(directory) / name, rounds)
             for name, table in _layouts(rows).items()
@@ -197,7 +197,7 @@ def _summed(batches: Batches) -> float:
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[LakePath]:
+def scratch() -> Iterator[LakePath]:
     """Provide a directory on the HDFS that the environment names, or on the local disk."""
     with tempfile.TemporaryDirectory() as local:
         root = f"file://{local}"

@@ -84,8 +84,10 @@ def calendars_of(footer: Any) -> Calendars:
     }
     if f"{_SPARK}version" in metadata or _SPARK_SCHEMA in metadata:
         return _spark_calendars(metadata)
-    by_hive = "writer.time.zone" in metadata or _HIVE_ROOT.search(str(footer.schema))
-    if by_hive and str(footer.created_by).startswith("parquet-mr"):
+    # The text of a schema takes long to make, so it is made for files of parquet-mr only.
+    if str(footer.created_by).startswith("parquet-mr") and (
+        "writer.time.zone" in metadata or _HIVE_ROOT.search(str(footer.schema))
+    ):
         return _hive_calendars(metadata)
     return Calendars()
 

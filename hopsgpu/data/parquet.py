@@ -108,7 +108,12 @@ def text_columns(schema: Any, names: Sequence[str]) -> dict[int, bool]:
 
 
 def dictionary_columns(
-    file: Callable[[Sequence[str]], Any], group: int, texts: Mapping[int, bool], longest: int
+    file: Callable[[Sequence[str]], Any],
+    facts: Any,
+    group: int,
+    texts: Mapping[int, bool],
+    longest: int,
+    max_bytes: int,
 ) -> list[str]:
     """Return the paths of columns that should stay dictionary-encoded when they are read.
 
@@ -118,19 +123,22 @@ def dictionary_columns(
 
     Args:
         file: returns the ParquetFile in which columns with these paths stay dictionary-encoded.
+        facts: the footer's facts of the row group.
+        group: number of the row group.
         texts: from `text_columns`.
         longest: the most bytes of a short value.
+        max_bytes: the most bytes of a column that is decoded while it is read, however long its
+            values are.
     """
     import pyarrow.compute as pc
 
-    if not texts:
-        return []
-    footer = file([]).metadata.row_group(group)
     of_rows: list[str] = []
     of_lists: list[str] = []
     for number, is_of_lists in texts.items():
-        chunk = footer.column(number)
-        if chunk.has_dictionary_page:
+        chunk = facts.column(number)
+        # No value is longer than all that is stored of the column.
+        largest = chunk.num_values * chunk.total_uncompressed_size
+        if chunk.has_dictionary_page and largest > max_bytes:
             (of_lists if is_of_lists else of_rows).append(chunk.path_in_schema)
     if not of_rows:
         return of_lists

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from hopsgpu.data.calendars import to_gregorian
-from hopsgpu.data.lake_file import open_lake_file
 from hopsgpu.data.parquet import dictionary_columns, parquet_file, text_columns
-from hopsgpu.data.row_groups import Fetcher, RowGroup
-from hopsgpu.data.shard import Shard, Slice
+from hopsgpu.data.row_groups import SMALL_FILE_BYTES, Fetcher, RowGroup
+from hopsgpu.data.shard import Shard, ShardFile, Slice
 from hopsgpu.data.sizes import fixed_bytes, leaf_types, memory_of, split_batch, stored_columns
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath, store_errors
@@ -35,6 +32,15 @@ _MAX_GROUP_BYTES = 2 * _CHUNK_BYTES
 # Number of row groups that are fetched at a time: one connection to a DataNode is slower than the
 # decoder.
 CONCURRENT_FETCHES = 2
+# Small files that are fetched by one call of a thread: at most so many bytes, and so many files.
+_BUNDLE_BYTES = MIB
+_BUNDLE_FILES = 32
+# Number of bundles that are fetched at a time: a small file takes a lake's time to answer, not the
+# time of its bytes.
+_CONCURRENT_BUNDLES = 8
+
+# The slices that one scan of a row group reads, in order.
+Scan = list[Slice]
 
 
 def chunk_rows(schema: Any, row_bytes: int) -> int:
@@ -92,57 +98,75 @@ class LakeReader:
         self._texts = text_columns(shard.arrow_schema, schema.names)
         self._short_bytes = _STEP_BYTES // (self._rows * max(1, len(self._texts)))
         self._fetcher = Fetcher(shard, schema.names, max_bytes)
+        self._files = shard.files
         self._threads = ThreadPoolExecutor(CONCURRENT_FETCHES, "hopsgpu-data-fetch")
+        self._bundle_threads = ThreadPoolExecutor(_CONCURRENT_BUNDLES, "hopsgpu-data-fetch-small")
 
     def __enter__(self) -> LakeReader:
         return self
 
     def __exit__(self, *problem: object) -> None:
         self._fetcher.stop()
-        self._threads.shutdown(cancel_futures=True)
+        for threads in (self._threads, self._bundle_threads):
+            threads.shutdown(cancel_futures=True)
 
     def chunks(self, parts: Sequence[Slice], ahead: int) -> Iterator[Any]:
         """Return the record batches of slices, in order; fetch the first slice at once.
 
         Args:
             parts: the slices; slices of one row group are consecutive, in the group's order.
-            ahead: number of row groups in memory besides the row group that is decoded.
+            ahead: number of row groups in memory besides the row group that is decoded. If files
+                are small, there may be several bundles, of `_BUNDLE_BYTES` each.
 
         Raises:
             StoreError: from the iterator: the lake refused, or the file has changed since the
                 shards were planned.
         """
-        scans = list(_group_into_scans(parts))
-        return _join_batches(self._batches(scans, deque([self._start_fetch(scans[0])]), ahead))
+        bundles = list(_bundle(_group_into_scans(parts), self._files))
+        return _join_batches(self._batches(bundles, deque([self._start_fetch(bundles[0])]), ahead))
 
-    def _start_fetch(self, scan: Sequence[Slice]) -> Future[RowGroup]:
-        return self._threads.submit(self._fetcher.fetch, scan[0])
+    def _start_fetch(self, scans: Sequence[Scan]) -> Future[deque[RowGroup]]:
+        threads = self._bundle_threads if self._is_small(scans) else self._threads
+        return threads.submit(lambda: deque(self._fetcher.fetch(scan[0]) for scan in scans))
+
+    def _is_small(self, scans: Sequence[Scan]) -> bool:
+        return self._files[scans[0][0].file].size <= SMALL_FILE_BYTES
 
     def _batches(
-        self, scans: Sequence[Sequence[Slice]], fetching: deque[Future[RowGroup]], ahead: int
+        self,
+        bundles: Sequence[Sequence[Scan]],
+        fetching: deque[Future[deque[RowGroup]]],
+        ahead: int,
     ) -> Iterator[Any]:
-        unfetched = iter(scans[1:])
-        for scan in scans:
+        # Either `ahead` row groups are fetched ahead, or so many bundles, or some of both.
+        weights = [ahead if self._is_small(bundle) else _CONCURRENT_BUNDLES for bundle in bundles]
+        started, load = 1, weights[0]
+        for number, bundle in enumerate(bundles):
             fetched = fetching.popleft().result()
-            fetching.extend(
-                map(self._start_fetch, itertools.islice(unfetched, ahead - len(fetching)))
-            )
-            yield from self._decode(scan, fetched)
+            load -= weights[number]
+            while started < len(bundles) and load + weights[started] <= ahead * _CONCURRENT_BUNDLES:
+                fetching.append(self._start_fetch(bundles[started]))
+                load += weights[started]
+                started += 1
+            for scan in bundle:
+                yield from self._decode(scan, fetched.popleft())
 
-    def _decode(self, scan: Sequence[Slice], fetched: RowGroup) -> Iterator[Any]:
-        import pyarrow as pa
-
+    def _decode(self, scan: Scan, fetched: RowGroup) -> Iterator[Any]:
         group = scan[0].group
-        with contextlib.ExitStack() as stack:
-            if fetched.content is not None:
-                handle, buffer = pa.PythonFile(fetched.content, mode="r"), 0
-            else:
-                handle, buffer = stack.enter_context(open_lake_file(fetched.lake))[0], _BUFFER_BYTES
+        facts = fetched.footer.row_group(group)
+        with fetched.open() as handle:
+            buffer = 0 if fetched.content is not None else _BUFFER_BYTES
             file = functools.partial(parquet_file, handle, fetched.footer, buffer)
             with store_errors("read", fetched.lake.url):
-                encoded = dictionary_columns(file, group, self._texts, self._short_bytes)
-                rows = self._rows_of(fetched.footer.row_group(group))
-                batches = file(encoded).iter_batches(rows, [group], self._schema.names)
+                encoded = dictionary_columns(
+                    file, facts, group, self._texts, self._short_bytes, _STEP_BYTES
+                )
+                batches = file(encoded).iter_batches(
+                    self._rows_of(facts),
+                    [group],
+                    self._schema.names,
+                    use_threads=not fetched.is_small,
+                )
             batches = to_gregorian(batches, fetched.footer, self._stored, fetched.lake.url)
             for batch in _select_rows(batches, scan, fetched.lake):
                 yield from _limit_size(batch, self._schema)
@@ -158,9 +182,8 @@ class LakeReader:
         return max(self._rows, _power_of_two(_MAX_ROWS, size // group.num_rows))
 
 
-def _group_into_scans(parts: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Yield lists of slices that one scan of a row group reads, in order."""
-    scan: list[Slice] = []
+def _group_into_scans(parts: Iterable[Slice]) -> Iterator[Scan]:
+    scan: Scan = []
     for part in parts:
         if scan and (part[:2] != scan[-1][:2] or part.first < scan[-1].first + scan[-1].rows):
             yield scan
@@ -170,7 +193,26 @@ def _group_into_scans(parts: Iterable[Slice]) -> Iterator[list[Slice]]:
         yield scan
 
 
-def _select_rows(batches: Iterator[Any], scan: Sequence[Slice], lake: LakePath) -> Iterator[Any]:
+def _bundle(scans: Iterable[Scan], files: Sequence[ShardFile]) -> Iterator[list[Scan]]:
+    """Yield the scans in order, those of small files together."""
+    bundle: list[Scan] = []
+    size = 0
+    for scan in scans:
+        scan_bytes = files[scan[0].file].size
+        is_full = size + scan_bytes > _BUNDLE_BYTES or len(bundle) == _BUNDLE_FILES
+        if bundle and (scan_bytes > SMALL_FILE_BYTES or is_full):
+            yield bundle
+            bundle, size = [], 0
+        bundle.append(scan)
+        size += scan_bytes
+        if scan_bytes > SMALL_FILE_BYTES:
+            yield bundle
+            bundle, size = [], 0
+    if bundle:
+        yield bundle
+
+
+def _select_rows(batches: Iterator[Any], scan: Scan, lake: LakePath) -> Iterator[Any]:
     pending = deque(scan)
     begin = 0
     while pending:
@@ -197,6 +239,9 @@ def _limit_size(batch: Any, schema: Any) -> Iterator[Any]:
     import pyarrow as pa
 
     for part, _ in split_batch(batch, _size, _CHUNK_BYTES):
+        if part.schema.equals(schema, check_metadata=True):
+            yield part
+            continue
         columns = (part.column(field.name) for field in schema)
         wanted = zip(columns, schema.types, strict=True)
         cast = [array if array.type == kind else array.cast(kind) for array, kind in wanted]

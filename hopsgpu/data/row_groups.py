@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from hopsgpu.data.lake_file import open_lake_file
+from hopsgpu.data.lake_file import LakeFile, open_lake_file
 from hopsgpu.data.parquet import read_footer
-from hopsgpu.data.shard import Shard, Slice
+from hopsgpu.data.shard import Shard, ShardFile, Slice
 from hopsgpu.data.sizes import stored_columns
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
 
+T = TypeVar("T")
+
+# The most bytes of a file that is read as a whole: to read its footer first would take longer.
+SMALL_FILE_BYTES = 256 * 1024
+# With the contents of small files that have several row groups.
 _MAX_FOOTERS = 32
 
 
@@ -24,13 +30,30 @@ class RowGroup:
     """A fetched row group of a file.
 
     Attributes:
-        content: the bytes, as a file for pyarrow; None if there are more than `max_bytes` of the
-            fetcher.
+        content: the bytes; None if there are more than `max_bytes` of the fetcher.
+        is_small: whether the content is the whole file, of at most `SMALL_FILE_BYTES`.
     """
 
     lake: LakePath
     footer: Any
-    content: FileRange | None
+    content: FileRange | memoryview | None
+
+    @property
+    def is_small(self) -> bool:
+        return isinstance(self.content, memoryview)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Any]:
+        """Yield a pyarrow.NativeFile with the file's offsets, of the content if there is some."""
+        import pyarrow as pa
+
+        if isinstance(self.content, memoryview):
+            yield pa.BufferReader(self.content)
+        elif self.content is not None:
+            yield pa.PythonFile(self.content, mode="r")
+        else:
+            with open_lake_file(self.lake) as (handle, _):
+                yield handle
 
 
 class Fetcher:
@@ -52,6 +75,7 @@ class Fetcher:
         self._stopped = threading.Event()
         self._root = LakePath(shard.url, stop=self._stopped).with_client()
         self._footers: OrderedDict[int, Any] = OrderedDict()
+        self._small_files: OrderedDict[int, RowGroup] = OrderedDict()
         self._lock = threading.Lock()
 
     def stop(self) -> None:
@@ -66,12 +90,10 @@ class Fetcher:
         """
         planned = self._shard.files[part.file]
         lake = self._root / planned.name if planned.name else self._root
+        if planned.size <= SMALL_FILE_BYTES:
+            return self._fetch_small(part.file, lake, planned)
         with open_lake_file(lake) as (handle, file):
-            if file.size != planned.size:
-                raise StoreError(
-                    f"{lake.url} has changed since the launch: expected {planned.size} bytes, found"
-                    f" {file.size}; do not change data while a gang reads it"
-                )
+            _check_unchanged(file, planned, lake)
             footer = self._footer(part.file, lake, handle)
             begin, end = self._range_of(footer.row_group(part.group))
             if end - begin > self._max_bytes:
@@ -79,18 +101,36 @@ class Fetcher:
             file.seek(begin)
             return RowGroup(lake, footer, FileRange(begin, file.read(end - begin)))
 
+    def _fetch_small(self, number: int, lake: LakePath, planned: ShardFile) -> RowGroup:
+        import pyarrow as pa
+
+        with self._lock:
+            known = self._small_files.get(number)
+        if known is not None:
+            return known
+        with contextlib.closing(LakeFile(lake)) as file:
+            _check_unchanged(file, planned, lake)
+            content = file.read()
+        fetched = RowGroup(lake, read_footer(lake, pa.BufferReader(content)), content)
+        if fetched.footer.num_row_groups > 1:
+            self._remember(self._small_files, number, fetched)
+        return fetched
+
     def _footer(self, number: int, lake: LakePath, handle: Any) -> Any:
         with self._lock:
             footer = self._footers.get(number)
         if footer is None:
             # Without the lock: two threads may read the same footer.
             footer = read_footer(lake, handle)
-        with self._lock:
-            self._footers[number] = footer
-            self._footers.move_to_end(number)
-            if len(self._footers) > _MAX_FOOTERS:
-                self._footers.popitem(last=False)
+        self._remember(self._footers, number, footer)
         return footer
+
+    def _remember(self, latest: OrderedDict[int, T], number: int, value: T) -> None:
+        with self._lock:
+            latest[number] = value
+            latest.move_to_end(number)
+            if len(latest) > _MAX_FOOTERS:
+                latest.popitem(last=False)
 
     def _range_of(self, group: Any) -> tuple[int, int]:
         """Return the offsets in the file at which the columns begin and end."""
@@ -102,6 +142,14 @@ class Fetcher:
                 begin = min(begin, column.dictionary_page_offset)
             ranges.append((begin, begin + column.total_compressed_size))
         return min(begin for begin, _ in ranges), max(end for _, end in ranges)
+
+
+def _check_unchanged(file: LakeFile, planned: ShardFile, lake: LakePath) -> None:
+    if file.size != planned.size:
+        raise StoreError(
+            f"{lake.url} has changed since the launch: expected {planned.size} bytes, found"
+            f" {file.size}; do not change data while a gang reads it"
+        )
 
 
 class FileRange:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,14 @@ import pytest
 from pyarrow import parquet
 
 from hopsgpu.data import reader as reading
-from hopsgpu.data import shuffle
+from hopsgpu.data import row_groups, shuffle
+from hopsgpu.data.lake_file import LakeFile
 from hopsgpu.data.reader import CONCURRENT_FETCHES, LakeReader
 from hopsgpu.data.row_groups import Fetcher, RowGroup
 from hopsgpu.data.shard import Shard, Slice
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
+from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import LakePath
 from hopsgpu.units import MIB
 
@@ -116,6 +120,9 @@ def test_a_few_rows_do_not_keep_what_they_were_decoded_with(
 def test_so_many_row_groups_are_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slices: int, mixed: int, most: int
 ) -> None:
+    # The file is small, and is to be read as a large one.
+    for module in (reading, row_groups):
+        monkeypatch.setattr(module, "SMALL_FILE_BYTES", 0)
     shard = shard_of(tmp_path / "lake", numbered(36_000), 1_000)
     held: weakref.WeakSet[Any] = weakref.WeakSet()
     fetch = Fetcher.fetch
@@ -171,3 +178,108 @@ def test_lists_are_decoded_in_one_step_where_a_row_group_has_few_elements(
         assert all(
             batch.num_rows == 1 or batch.nbytes <= 1.1 * reading._CHUNK_BYTES for batch in batches
         )
+
+
+def small_files(directory: Path, files: int, rows: int = 10, group: int = 10) -> Shard:
+    """Files of numbered rows; returns one shard with all of them."""
+    directory.mkdir()
+    for number in range(files):
+        table = numbered(files * rows).slice(number * rows, rows)
+        parquet.write_table(table, directory / f"{number:03}.parquet", row_group_size=group)
+    return plan_shards(read_source(LakePath(f"file://{directory}")), 1)[0]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The URLs of small files, each time that one is opened."""
+    urls = []
+
+    def noted(lake: LakePath) -> LakeFile:
+        urls.append(lake.url)
+        return LakeFile(lake)
+
+    monkeypatch.setattr(row_groups, "LakeFile", noted)
+    return urls
+
+
+def test_small_files_are_fetched_in_bundles_and_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[str]
+) -> None:
+    shard = small_files(tmp_path / "lake", 100)
+    sizes = []
+
+    def submit(call: Callable[[], deque[RowGroup]]) -> Future[deque[RowGroup]]:
+        future = ThreadPoolExecutor.submit(reader._bundle_threads, call)
+        sizes.append(len(future.result()))
+        return future
+
+    with reader_of(shard) as reader:
+        monkeypatch.setattr(reader._bundle_threads, "submit", submit)
+        (batch,) = reader.chunks(sorted(shard.slices), CONCURRENT_FETCHES)
+    assert batch.column("id").to_pylist() == list(range(1000))
+    assert sizes == [32, 32, 32, 4]
+    assert len(opened) == len(set(opened)) == 100
+
+
+def test_a_small_file_with_several_row_groups_is_read_once(
+    tmp_path: Path, opened: list[str]
+) -> None:
+    shard = small_files(tmp_path / "lake", 3, rows=40)
+    with reader_of(shard) as reader:
+        (batch,) = reader.chunks(sorted(shard.slices), CONCURRENT_FETCHES)
+    assert batch.column("id").to_pylist() == list(range(120))
+    assert len(shard.slices) == 12 and len(opened) == 3
+
+
+@pytest.mark.parametrize("limit", [0, 900, 2**30])
+def test_small_and_large_files_are_read_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """Of a table with both, whichever file is a small one."""
+    for module in (reading, row_groups):
+        monkeypatch.setattr(module, "SMALL_FILE_BYTES", limit)
+    directory = tmp_path / "lake"
+    directory.mkdir()
+    first = 0
+    for number, rows in enumerate([5, 2_000, 7, 8, 3_000, 1]):
+        part = numbered(9_000).slice(first, rows)
+        parquet.write_table(part, directory / f"{number}.parquet", row_group_size=1_000)
+        first += rows
+    shard = plan_shards(read_source(LakePath(f"file://{directory}")), 1)[0]
+    sizes = [file.size for file in shard.files]
+    assert limit != 900 or min(sizes) < limit < max(sizes)
+    with reader_of(shard) as reader:
+        batches = reader.chunks(sorted(shard.slices), CONCURRENT_FETCHES)
+        ids = [value for batch in batches for value in batch.column("id").to_pylist()]
+    assert ids == list(range(first))
+
+
+def test_a_small_file_that_has_changed_is_refused(tmp_path: Path) -> None:
+    shard = small_files(tmp_path / "lake", 3)
+    replaced = tmp_path / "lake" / "001.parquet"
+    parquet.write_table(numbered(11), replaced)
+    with (
+        reader_of(shard) as reader,
+        pytest.raises(StoreError, match=r"001\.parquet has changed since the launch"),
+    ):
+        list(reader.chunks(sorted(shard.slices), CONCURRENT_FETCHES))
+
+
+@pytest.mark.parametrize(("length", "rows", "is_encoded"), [(10_000, ROWS, True), (100, 50, False)])
+def test_repeated_strings_of_a_small_file_do_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, rows: int, is_encoded: bool
+) -> None:
+    """A string that the file stores once takes memory for each row: 600 MB, or 5 kB."""
+    shard = shard_of(tmp_path / "lake", pa.table({"s": ["x" * length] * rows}), rows)
+    assert shard.files[0].size < row_groups.SMALL_FILE_BYTES
+    bounded, types = reading._limit_size, set()
+
+    def noted(batch: Any, schema: Any) -> Iterator[Any]:
+        types.add(batch.column("s").type)
+        return bounded(batch, schema)
+
+    monkeypatch.setattr(reading, "_limit_size", noted)
+    with reader_of(shard) as reader:
+        first = next(reader.chunks(shard.slices, CONCURRENT_FETCHES))
+    assert first.nbytes <= reading._CHUNK_BYTES
+    assert [pa.types.is_dictionary(kind) for kind in types] == [is_encoded]
