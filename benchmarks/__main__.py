@@ -1,9 +1,9 @@
 """Run the benchmarks, or those that are named; print tables and write bench.json.
 
 `python -m benchmarks [release | acquisition | cold | search | warm | contention | stores | data |
-small | score | script | channel | output | trials | elastic | replay | scale | secure] …`, and
-`python -m benchmarks [warm | release | cold] … --master standalone`, and on Kubernetes the same and
-`ray`.
+small | planning | score | script | channel | output | trials | elastic | replay | scale |
+secure] …`, and `python -m benchmarks [warm | release | cold] … --master standalone`, and on
+Kubernetes the same and `ray`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks import (
     launches,
     many_trials,
     output,
+    planning,
     ray_train,
     replay,
     scale,
@@ -57,6 +58,7 @@ ON_CLUSTER: Mapping[str, Callable[[], object]] = {
     "stores": stores.measure,
     "data": data.measure,
     "small": small_files.measure,
+    "planning": planning.measure,
     "score": score.measure,
     "script": script.measure,
 }

@@ -10,22 +10,19 @@ import argparse
 import contextlib
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from fsspec.core import url_to_fs
-from pyarrow import dataset, fs, parquet
+from pyarrow import dataset, parquet
 
 from benchmarks.data import scratch
+from benchmarks.readers import arrow_files, run_readers
 from benchmarks.table import heading, row
 from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.shard import Shard
@@ -70,8 +67,8 @@ def _measured(name: str, lake: LakePath, files: int, rounds: int) -> dict[str, l
         for path, shard in zip(shards, plan_shards(read_source(lake), _RANKS), strict=True):
             path.write_bytes(shard.dump())
         for _ in range(rounds):
-            (theirs,) = _run([["dataset", lake.url]])
-            ours = _run([["rank", str(path)] for path in shards])
+            (theirs,) = run_readers(_MODULE, [["dataset", lake.url]])
+            ours = run_readers(_MODULE, [["rank", str(path)] for path in shards])
             if theirs["rows"] != files * _ROWS or sum(o["rows"] for o in ours) != files * _ROWS:
                 raise AssertionError(f"rows are missing: {theirs}, {ours}")
             for what, figure in (
@@ -106,23 +103,8 @@ def _write(lake: LakePath, files: int) -> None:
             pass
 
 
-def _run(commands: list[list[str]]) -> list[dict[str, Any]]:
-    """Run readers at the same time; return what each prints."""
-    readers = [
-        subprocess.Popen(
-            [sys.executable, "-m", _MODULE, *arguments], stdout=subprocess.PIPE, text=True
-        )
-        for arguments in commands
-    ]
-    printed = [reader.communicate()[0] for reader in readers]
-    return [json.loads(text) for text in printed]
-
-
 def _read_dataset(url: str) -> Iterator[int]:
-    system, path = url_to_fs(url)
-    files: Any = fs.PyFileSystem(fs.FSSpecHandler(system))
-    if url.startswith("file:"):
-        files = fs.LocalFileSystem()
+    files, path = arrow_files(url)
     yield sum(batch.num_rows for batch in dataset.dataset(path, filesystem=files).to_batches())
 
 

@@ -48,7 +48,7 @@ def parquet_file(handle: Any, footer: Any, buffer: int = 0, encoded: Iterable[st
     )
 
 
-def schema_of(handle: Any, footer: Any) -> Any:
+def schema_of(footer: Any) -> Any:
     """Return a file's schema, without properties that may differ among the files of a table.
 
     The schema has no metadata, nullable columns without dictionaries, and small offsets. Rows are
@@ -56,7 +56,8 @@ def schema_of(handle: Any, footer: Any) -> Any:
     """
     import pyarrow as pa
 
-    schema = parquet_file(handle, footer).schema_arrow
+    # No byte is read: the footer is given.
+    schema = parquet_file(pa.BufferReader(b""), footer).schema_arrow
     return pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
 
 

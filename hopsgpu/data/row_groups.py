@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hopsgpu.data.lake_file import LakeFile, open_lake_file
+from hopsgpu.data.lake_file import open_lake_file
 from hopsgpu.data.parquet import read_footer
 from hopsgpu.data.shard import Shard, ShardFile, Slice
 from hopsgpu.data.sizes import stored_columns
@@ -36,18 +36,18 @@ class RowGroup:
 
     lake: LakePath
     footer: Any
-    content: FileRange | memoryview | None
+    content: FileRange | bytes | None
 
     @property
     def is_small(self) -> bool:
-        return isinstance(self.content, memoryview)
+        return isinstance(self.content, bytes)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Any]:
         """Yield a pyarrow.NativeFile with the file's offsets, of the content if there is some."""
         import pyarrow as pa
 
-        if isinstance(self.content, memoryview):
+        if isinstance(self.content, bytes):
             yield pa.BufferReader(self.content)
         elif self.content is not None:
             yield pa.PythonFile(self.content, mode="r")
@@ -93,7 +93,7 @@ class Fetcher:
         if planned.size <= SMALL_FILE_BYTES:
             return self._fetch_small(part.file, lake, planned)
         with open_lake_file(lake) as (handle, file):
-            _check_unchanged(file, planned, lake)
+            _check_unchanged(file.size, planned, lake)
             footer = self._footer(part.file, lake, handle)
             begin, end = self._range_of(footer.row_group(part.group))
             if end - begin > self._max_bytes:
@@ -108,9 +108,9 @@ class Fetcher:
             known = self._small_files.get(number)
         if known is not None:
             return known
-        with contextlib.closing(LakeFile(lake)) as file:
-            _check_unchanged(file, planned, lake)
-            content = file.read()
+        # One byte more than there was, so that a file that has grown is noticed.
+        content = lake.range(0, planned.size + 1)
+        _check_unchanged(len(content), planned, lake)
         fetched = RowGroup(lake, read_footer(lake, pa.BufferReader(content)), content)
         if fetched.footer.num_row_groups > 1:
             self._remember(self._small_files, number, fetched)
@@ -144,11 +144,11 @@ class Fetcher:
         return min(begin for begin, _ in ranges), max(end for _, end in ranges)
 
 
-def _check_unchanged(file: LakeFile, planned: ShardFile, lake: LakePath) -> None:
-    if file.size != planned.size:
+def _check_unchanged(size: int, planned: ShardFile, lake: LakePath) -> None:
+    if size != planned.size:
         raise StoreError(
             f"{lake.url} has changed since the launch: expected {planned.size} bytes, found"
-            f" {file.size}; do not change data while a gang reads it"
+            f" {size}; do not change data while a gang reads it"
         )
 
 

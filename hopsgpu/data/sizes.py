@@ -55,24 +55,34 @@ def stored_columns(schema: Any) -> Iterator[tuple[Any, range]]:
         yield field, range(begin, end)
 
 
-def footer_bytes(footer: Any, schema: Any) -> int:
-    """Return the bytes that all rows of a file take in memory, according to its footer.
+class FooterSizes:
+    """Computes the bytes that all rows of a file take in memory, according to its footer.
 
     The result is exact if all values have a fixed size. Strings and binary count with their stored
     size, which is too small if values repeat.
+
+    Args:
+        schema: schema of the files.
     """
-    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    size = 0
-    for field, numbers in stored_columns(schema):
-        width = fixed_bytes(field.type)
-        if width is None:
-            width = _ARRAY_BYTES if field.type.num_fields else 0
-            for number, kind in zip(numbers, leaf_types(field.type), strict=True):
-                size += sum(
-                    _chunk_bytes(group.column(number), fixed_bytes(kind)) for group in groups
-                )
-        size += width * int(footer.num_rows)
-    return size
+
+    def __init__(self, schema: Any) -> None:
+        self._row_bytes = 0
+        # Columns whose values, or numbers of values, differ in size, with the bytes of a value.
+        self._columns: list[tuple[int, int | None]] = []
+        for field, numbers in stored_columns(schema):
+            width = fixed_bytes(field.type)
+            if width is None:
+                width = _ARRAY_BYTES if field.type.num_fields else 0
+                widths = map(fixed_bytes, leaf_types(field.type))
+                self._columns += zip(numbers, widths, strict=True)
+            self._row_bytes += width
+
+    def bytes_of(self, footer: Any) -> int:
+        size = self._row_bytes * int(footer.num_rows)
+        if self._columns:
+            for group in map(footer.row_group, range(footer.num_row_groups)):
+                size += sum(_chunk_bytes(group.column(n), width) for n, width in self._columns)
+        return size
 
 
 def _chunk_bytes(chunk: Any, width: int | None) -> int:

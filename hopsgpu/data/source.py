@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
+import itertools
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hopsgpu.data.calendars import refused_columns
+from hopsgpu.data.footer_cache import FooterCache, FooterFacts
 from hopsgpu.data.lake_file import open_lake_file
 from hopsgpu.data.parquet import instants_of, read_footer, schema_of
 from hopsgpu.data.shuffle import ORDER_VERSION
-from hopsgpu.data.sizes import footer_bytes
+from hopsgpu.data.sizes import FooterSizes
 from hopsgpu.data.table_logs import (
     ICEBERG,
     ICEBERG_FOOTER_KEY,
@@ -25,16 +29,28 @@ from hopsgpu.data.table_logs import (
 )
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake import UNSAFE_CHARACTERS, FileStatus, LakePath
+from hopsgpu.units import MIB
 
 log = logging.getLogger(__name__)
 
-_THREADS = 16
+# Threads that read footers, and the most footers that one of them reads by one call.
+THREADS = 16
+_FOOTERS_PER_CALL = 32
+# Layouts of files that are remembered: nearly always, all files of a table have the same.
+_LAYOUTS = 16
+# A Parquet file ends with its footer, the footer's length in four bytes, and these.
+_MAGIC = b"PAR1"
+_TRAILER_BYTES = 8
+# The bytes that are read at the end of a file for its footer, and the most of them.
+_MIN_TAIL_BYTES = 64 * 1024
+_MAX_TAIL_BYTES = 4 * MIB
+# The key of the schema that Arrow stores beside Parquet's.
+_ARROW_SCHEMA = b"ARROW:schema"
 # The suffix of a file that `hdfs dfs -put` still writes.
 _COPYING = "._COPYING_"
 
 
-@dataclass(frozen=True)
-class SourceFile:
+class SourceFile(NamedTuple):
     """A Parquet file.
 
     Attributes:
@@ -82,9 +98,7 @@ class ParquetSource:
 
     @property
     def arrow_schema(self) -> Any:
-        import pyarrow as pa
-
-        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+        return _load_schema(self.schema)
 
 
 def order_digest(source: ParquetSource, remainder: str, seed: int) -> str:
@@ -99,7 +113,9 @@ def _ignore_progress(read: int, files: int) -> None:
 
 
 def read_source(
-    lake: LakePath, on_progress: Callable[[int, int], None] = _ignore_progress
+    lake: LakePath,
+    on_progress: Callable[[int, int], None] = _ignore_progress,
+    cache: FooterCache | None = None,
 ) -> ParquetSource:
     """Read the footers of the Parquet files in a directory and below it, or of one file.
 
@@ -108,7 +124,9 @@ def read_source(
 
     Args:
         on_progress: called after each footer with the number of footers read and the number of
-            files; an exception ends the reading.
+            footers to read; an exception ends the reading.
+        cache: has facts of files that were read before; the footers of files that have not changed
+            since are not read again.
 
     Raises:
         ConfigError: there is no row; a file is not Parquet; files have different columns; there
@@ -117,60 +135,88 @@ def read_source(
             path of a URL.
         StoreError: nothing exists at the URL, or the lake refused.
     """
+    began, listed_at = time.monotonic(), time.time()
     status = lake.stat()
     directory = lake if status.is_directory else lake.parent
     search = search_table(directory)
     if search.table is not None:
         raise search.table.make_refusal(lake)
     if status.is_directory:
-        names = sorted(_files_below(lake, ""))
+        listed = dict(sorted(_files_below(lake, "")))
     else:
         _check_complete(lake, status)
-        names = [""]
-    if not names:
+        listed = {"": status}
+    if not listed:
         raise ConfigError(
             f"{lake.url} contains no Parquet file (empty files, files that are still being copied,"
             " and names that begin with '_' or '.' do not count)"
         )
     lake.with_client()
-    log.debug("reads the footers of %d Parquet files in %s", len(names), lake.url)
-    began = time.monotonic()
-    footers = []
-    with ThreadPoolExecutor(min(_THREADS, len(names))) as pool:
-        try:
-            for footer in pool.map(lambda name: _read_file(lake, name), names):
-                footers.append(footer)
-                on_progress(len(footers), len(names))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    schema = footers[0].schema
-    for file, other in ((footer.file, footer.schema) for footer in footers[1:]):
-        if not other.equals(schema):
-            raise ConfigError(
-                f"{lake.url}: {names[0]} and {file.name} have different columns"
-                f" ({_difference(schema, other)}); rewrite them with one schema"
-            )
-    files = tuple(footer.file for footer in footers)
-    rows = sum(sum(file.groups) for file in files)
+    known = cache.load(lake.url) if cache is not None else None
+    facts = {} if known is None else _unchanged(known.files, listed)
+    unread = [(name, entry) for name, entry in listed.items() if name not in facts]
+    log.debug("reads the footers of %d of %d files in %s", len(unread), len(listed), lake.url)
+    first = next(iter(facts), "")
+    schema: Any = _load_schema(known.schema) if known is not None and facts else None
+    with contextlib.closing(_read_footers(lake, unread)) as footers:
+        for number, (read, other) in enumerate(footers, 1):
+            if schema is None:
+                first, schema = read.name, other
+            elif other is not schema and not other.equals(schema):
+                raise ConfigError(
+                    f"{lake.url}: {first} and {read.name} have different columns"
+                    f" ({_difference(schema, other)}); rewrite them with one schema"
+                )
+            facts[read.name] = read
+            on_progress(number, len(unread))
+    in_order = [facts[name] for name in listed]
+    encoded: bytes = schema.serialize().to_pybytes()
+    if cache is not None and unread:
+        cache.store(lake.url, encoded, in_order, listed_at)
+    source = _source_of(lake.url, in_order, encoded, search.unchecked)
     log.info(
-        "%s has %d rows in %d Parquet files; read their footers in %.1f s",
+        "%s has %d rows in %d Parquet files; read the footers of %d in %.1f s",
         lake.url,
-        rows,
-        len(files),
+        source.num_rows,
+        len(in_order),
+        len(unread),
         time.monotonic() - began,
     )
+    return source
+
+
+def _unchanged(
+    known: Mapping[str, FooterFacts], listed: Mapping[str, FileStatus]
+) -> dict[str, FooterFacts]:
+    return {
+        name: facts
+        for name, status in listed.items()
+        if (facts := known.get(name)) is not None
+        and (facts.size, facts.modified) == (status.size, status.modified)
+    }
+
+
+def _load_schema(encoded: bytes) -> Any:
+    import pyarrow as pa
+
+    return pa.ipc.read_schema(pa.py_buffer(encoded))
+
+
+def _source_of(
+    url: str, files: Sequence[FooterFacts], schema: bytes, unchecked: tuple[str, ...]
+) -> ParquetSource:
+    rows = sum(sum(file.groups) for file in files)
     if not rows:
-        raise ConfigError(f"{lake.url} contains Parquet files, but no rows")
+        raise ConfigError(f"{url} contains Parquet files, but no rows")
     return ParquetSource(
-        url=lake.url,
-        files=files,
-        row_bytes=max(1, sum(footer.row_bytes for footer in footers) // rows),
-        schema=schema.serialize().to_pybytes(),
+        url=url,
+        files=tuple(SourceFile(file.name, file.size, file.groups) for file in files),
+        row_bytes=max(1, sum(file.row_bytes for file in files) // rows),
+        schema=schema,
         # Reversed, so that the first file's reason for a column remains.
-        refused={n: why for footer in reversed(footers) for n, why in footer.refused.items()},
-        instants=frozenset(name for footer in footers for name in footer.instants),
-        unchecked=search.unchecked,
+        refused={name: why for file in reversed(files) for name, why in file.refused.items()},
+        instants=frozenset(name for file in files for name in file.instants),
+        unchecked=unchecked,
     )
 
 
@@ -181,7 +227,7 @@ def _check_complete(lake: LakePath, status: FileStatus) -> None:
         raise ConfigError(f"{lake.url} is empty: a Parquet file has at least its footer")
 
 
-def _files_below(lake: LakePath, prefix: str) -> Iterator[str]:
+def _files_below(lake: LakePath, prefix: str) -> Iterator[tuple[str, FileStatus]]:
     directory = lake / prefix.rstrip("/") if prefix else lake
     entries = directory.entries()
     if table := find_mark(directory, entries):
@@ -197,7 +243,7 @@ def _files_below(lake: LakePath, prefix: str) -> Iterator[str]:
                 " with Spark and pass the DataFrame"
             )
         if not entry.is_directory:
-            yield prefix + entry.name
+            yield prefix + entry.name, entry
         elif "=" in entry.name:
             _check_partition(lake, directory / entry.name)
             raise ConfigError(
@@ -223,35 +269,95 @@ def _check_partition(lake: LakePath, directory: LakePath) -> None:
 
 
 @dataclass(frozen=True)
-class _FooterFacts:
-    """The facts in a file's footer; `refused` and `instants` as in `ParquetSource`.
+class _Layout:
+    """What files with the same layout have in common.
 
     Attributes:
-        row_bytes: bytes of all its rows in memory.
+        schema: the files' schema, without properties that may differ.
     """
 
-    file: SourceFile
     schema: Any
-    row_bytes: int
-    refused: Mapping[str, str]
+    sizes: FooterSizes
     instants: tuple[str, ...]
 
 
-def _read_file(lake: LakePath, name: str) -> _FooterFacts:
-    file = lake / name if name else lake
-    with open_lake_file(file) as (handle, opened_file):
-        footer = read_footer(file, handle)
-        schema = schema_of(handle, footer)
-    if ICEBERG_FOOTER_KEY in (footer.metadata or {}):
-        raise LoggedTable(ICEBERG, file.url, file.parent.url).make_refusal(lake)
-    rows = tuple(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
-    return _FooterFacts(
-        SourceFile(name, opened_file.size, rows),
-        schema,
-        footer_bytes(footer, schema),
-        refused_columns(footer, schema, file.url),
-        instants_of(footer),
-    )
+class _FooterReader:
+    """Reads footers of one table's files; thread-safe."""
+
+    def __init__(self, lake: LakePath) -> None:
+        self._lake = lake
+        self._tail_bytes = _MIN_TAIL_BYTES
+        # To convert a schema takes longer than to read a footer.
+        self._layout_of = functools.lru_cache(_LAYOUTS)(_make_layout)
+
+    def read(self, name: str, status: FileStatus) -> tuple[FooterFacts, Any]:
+        """Return the facts in a file's footer, and its schema."""
+        file = self._lake / name if name else self._lake
+        size, footer = self._read_footer(file, status)
+        metadata = footer.metadata or {}
+        if ICEBERG_FOOTER_KEY in metadata:
+            raise LoggedTable(ICEBERG, file.url, file.parent.url).make_refusal(self._lake)
+        # Without the first line, which has the address of the object.
+        text = str(footer.schema).partition("\n")[2]
+        layout = self._layout_of(_LayoutKey(text, metadata.get(_ARROW_SCHEMA), footer))
+        groups = tuple(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
+        facts = FooterFacts(
+            name,
+            size,
+            status.modified,
+            groups,
+            layout.sizes.bytes_of(footer),
+            refused_columns(footer, layout.schema, file.url),
+            layout.instants,
+        )
+        return facts, layout.schema
+
+    def _read_footer(self, file: LakePath, status: FileStatus) -> tuple[int, Any]:
+        """Return the file's size and its footer."""
+        import pyarrow as pa
+
+        size = status.size
+        # By one request if the footer is no longer than those of other files.
+        tail = file.range(max(0, size - self._tail_bytes), size)
+        if tail.endswith(_MAGIC):
+            footer_bytes = int.from_bytes(tail[-_TRAILER_BYTES:-4], "little") + _TRAILER_BYTES
+            if footer_bytes <= len(tail):
+                # Offsets in a footer are those in the file: only the footer is read.
+                return size, read_footer(file, pa.BufferReader(tail))
+            self._tail_bytes = max(self._tail_bytes, min(footer_bytes * 5 // 4, _MAX_TAIL_BYTES))
+        # The footer is longer, or encrypted, or the file was replaced since the listing.
+        with open_lake_file(file) as (handle, opened):
+            return opened.size, read_footer(file, handle)
+
+
+@dataclass(frozen=True)
+class _LayoutKey:
+    """A footer, compared by the text of its schema and by Arrow's own schema."""
+
+    text: str
+    arrow: bytes | None
+    footer: Any = field(compare=False)
+
+
+def _make_layout(key: _LayoutKey) -> _Layout:
+    schema = schema_of(key.footer)
+    return _Layout(schema, FooterSizes(schema), instants_of(key.footer))
+
+
+def _read_footers(
+    lake: LakePath, files: Sequence[tuple[str, FileStatus]]
+) -> Generator[tuple[FooterFacts, Any], None, None]:
+    """Yield the facts and the schema of each file, in order."""
+    reader = _FooterReader(lake)
+    count = max(1, min(_FOOTERS_PER_CALL, len(files) // (4 * THREADS)))
+    parts = [files[first : first + count] for first in range(0, len(files), count)]
+    with ThreadPoolExecutor(max(1, min(THREADS, len(parts)))) as pool:
+        try:
+            read = pool.map(lambda part: list(itertools.starmap(reader.read, part)), parts)
+            yield from itertools.chain.from_iterable(read)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def columns_of(source: ParquetSource) -> dict[str, str]:

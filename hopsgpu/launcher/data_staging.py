@@ -17,6 +17,7 @@ from hopsgpu.core.run_record import DataRecord
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.core.wait_reasons import WaitReason, reading_footers, writing_data
 from hopsgpu.data.argument import DEFAULT_NAME, Data, Datasets
+from hopsgpu.data.footer_cache import user_cache
 from hopsgpu.data.position import Position, common_position
 from hopsgpu.data.rank_shards import MAX_SHARD_BYTES, RankShards
 from hopsgpu.data.shard_plan import EpochPlan, plan_epoch
@@ -144,9 +145,12 @@ class StagedSources:
 
         self._report(reading_footers(label))
         log.debug("%s: reads the footers of %s", self._board.run_id, label)
+        is_frame = name in dict(datasets.frames)
+        cache = None if is_frame else user_cache(self._application.user)
         # In a separate thread, because a lake that hangs would delay a cancellation for too long.
         reading = BoundedCall(
-            f"hopsgpu-{self._board.run_id}-footers", lambda: read_source(lake, report_progress)
+            f"hopsgpu-{self._board.run_id}-footers",
+            lambda: read_source(lake, report_progress, cache),
         )
         while not reading.wait(_POLL_SECONDS):
             if self._cancelled.is_set():

@@ -54,6 +54,12 @@ class FileSystem(Protocol):
     def blocks(self, path: str) -> Iterator[bytes]:
         """Return a file's bytes in order, in blocks of any size; faster than `read`."""
 
+    def range(self, path: str, start: int, end: int | None) -> bytes:
+        """Return the bytes from `start` to before `end`, or fewer at the end of the file.
+
+        This takes fewer requests than `read`. The bytes are in memory at once.
+        """
+
     def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
         """Create a file in a directory that exists.
 
@@ -101,6 +107,19 @@ class SizedReader(io.RawIOBase):
 def read_blocks(file: IO[bytes] | io.RawIOBase) -> Iterator[bytes]:
     while block := file.read(BLOCK):
         yield block
+
+
+def read_range(file: IO[bytes] | io.RawIOBase, start: int, end: int | None) -> bytes:
+    """Return the bytes of `FileSystem.range`, from a reader."""
+    file.seek(start)
+    if end is None:
+        return b"".join(read_blocks(file))
+    blocks: list[bytes] = []
+    missing = end - start
+    while missing > 0 and (block := file.read(min(missing, BLOCK))):
+        blocks.append(block)
+        missing -= len(block)
+    return blocks[0] if len(blocks) == 1 else b"".join(blocks)
 
 
 def empty(file: BinaryIO | io.FileIO) -> None:

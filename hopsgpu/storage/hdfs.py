@@ -114,6 +114,16 @@ class Hdfs:
         # The first step also opens the file: waking a thread costs as much as reading a small file.
         return _packets(self._threads, open_stream, min(self._answer, _READ_SECONDS))
 
+    def range(self, path: str, start: int, end: int | None) -> bytes:
+        def read() -> bytes:
+            reader = self._client.read(path)
+            stop = len(reader) if end is None else min(end, len(reader))
+            content: bytes = reader.read_range(start, stop - start) if start < stop else b""
+            return content
+
+        # One step of a thread opens and reads: waking a thread takes as long as a small read.
+        return _call_within(self._threads, _READ_SECONDS, read)
+
     def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
         from hdfs_native import WriteOptions
 

@@ -257,6 +257,10 @@ class LakePath:
         check_size(self.url, len(content), max_bytes)
         return content
 
+    def range(self, start: int, end: int | None) -> bytes:
+        """Return the bytes from `start` to before `end`, or fewer at the end of the file."""
+        return self._try("read", lambda: self.client.range(self.path, start, end))
+
     def write(self, content: bytes) -> None:
         """Create or replace the file. Readers may see a part of the new content."""
         self._write(lambda: [content])

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hopsgpu.storage import safe_paths
-from hopsgpu.storage.filesystem import FileStatus, read_blocks
+from hopsgpu.storage.filesystem import FileStatus, read_blocks, read_range
 from hopsgpu.storage.identity import user_name
 from hopsgpu.storage.safe_paths import PathEnd, end_of, may_follow, open_file
 
@@ -60,6 +60,10 @@ class Local:
     def blocks(self, path: str) -> Iterator[bytes]:
         with self.read(path) as file:
             yield from read_blocks(file)
+
+    def range(self, path: str, start: int, end: int | None) -> bytes:
+        with self.read(path) as file:
+            return read_range(file, start, end)
 
     def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
         how = os.O_TRUNC if should_replace else os.O_EXCL

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from hopsgpu.storage.direct_http import direct_session
 from hopsgpu.storage.error_messages import NO_CREDENTIALS, StoreRefusal, refusal
-from hopsgpu.storage.filesystem import FileStatus, SizedReader, read_blocks
+from hopsgpu.storage.filesystem import FileStatus, SizedReader, read_blocks, read_range
 from hopsgpu.storage.hadoop_conf import HadoopConf
 from hopsgpu.storage.hadoop_tokens import name_services, web_token
 from hopsgpu.storage.identity import PROXY_USER
@@ -101,6 +101,10 @@ class WebHdfs:
     def blocks(self, path: str) -> Iterator[bytes]:
         with self.read(path) as reader:
             yield from read_blocks(reader)
+
+    def range(self, path: str, start: int, end: int | None) -> bytes:
+        with self.read(path) as reader:
+            return read_range(reader, start, end)
 
     def write(self, path: str, blocks: Iterable[bytes], *, should_replace: bool) -> None:
         options = {

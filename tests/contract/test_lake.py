@@ -18,7 +18,7 @@ import requests
 
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage import lake as lake_module
-from hopsgpu.storage.error_messages import StoreRefusal
+from hopsgpu.storage.error_messages import ABSENT, StoreRefusal
 from hopsgpu.storage.lake import LakePath, is_draft
 from tests.bounds import HANG_SECONDS
 
@@ -78,6 +78,22 @@ def test_ranges_come_into_a_buffer(lake: LakePath) -> None:
                 filled += count
             assert buffer[:filled] == content[at : at + size]
             assert file.tell() == at + filled == min(at + size, len(content))
+
+
+def test_ranges(lake: LakePath) -> None:
+    content = bytes(range(256)) * 1_000
+    lake.make()
+    place = lake / "file"
+    place.write(content)
+    assert place.range(0, 10) == content[:10]
+    assert place.range(250, 270) == content[250:270]
+    assert place.range(0, len(content) + 1) == content
+    assert place.range(len(content) - 5, len(content) + 7) == content[-5:]
+    assert place.range(5, None) == content[5:]
+    assert place.range(len(content), len(content) + 1) == b""
+    with pytest.raises(StoreError) as caught:
+        (lake / "gone").range(0, 1)
+    assert caught.value.kind == ABSENT
 
 
 def test_rename_is_strict(lake: LakePath) -> None:

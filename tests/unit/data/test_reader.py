@@ -17,7 +17,6 @@ from pyarrow import parquet
 
 from hopsgpu.data import reader as reading
 from hopsgpu.data import row_groups, shuffle
-from hopsgpu.data.lake_file import LakeFile
 from hopsgpu.data.reader import CONCURRENT_FETCHES, LakeReader
 from hopsgpu.data.row_groups import Fetcher, RowGroup
 from hopsgpu.data.shard import Shard, Slice
@@ -191,14 +190,14 @@ def small_files(directory: Path, files: int, rows: int = 10, group: int = 10) ->
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The URLs of small files, each time that one is opened."""
-    urls = []
+    """The URLs of small files, each time that one is read."""
+    urls, read = [], LakePath.range
 
-    def noted(lake: LakePath) -> LakeFile:
+    def noted(lake: LakePath, start: int, end: int | None) -> bytes:
         urls.append(lake.url)
-        return LakeFile(lake)
+        return read(lake, start, end)
 
-    monkeypatch.setattr(row_groups, "LakeFile", noted)
+    monkeypatch.setattr(LakePath, "range", noted)
     return urls
 
 
@@ -206,6 +205,7 @@ def test_small_files_are_fetched_in_bundles_and_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: list[str]
 ) -> None:
     shard = small_files(tmp_path / "lake", 100)
+    opened.clear()
     sizes = []
 
     def submit(call: Callable[[], deque[RowGroup]]) -> Future[deque[RowGroup]]:
@@ -225,6 +225,7 @@ def test_a_small_file_with_several_row_groups_is_read_once(
     tmp_path: Path, opened: list[str]
 ) -> None:
     shard = small_files(tmp_path / "lake", 3, rows=40)
+    opened.clear()
     with reader_of(shard) as reader:
         (batch,) = reader.chunks(sorted(shard.slices), CONCURRENT_FETCHES)
     assert batch.column("id").to_pylist() == list(range(120))

@@ -278,3 +278,26 @@ def test_invalid_file_names_are_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path, name, {"a": [1]})
     with pytest.raises(ConfigError, match="contains '.*rename"):
         read_source(LakePath(f"file://{tmp_path}"))
+
+
+def test_files_of_equal_paths_and_other_groups_are_not_alike(tmp_path: Path) -> None:
+    """Layouts are remembered by the text of the schema, which has groups and annotations."""
+    values = [[{"a": 1}]]
+    write(tmp_path, "0", {"x": pa.array(values, pa.list_(pa.struct({"a": pa.int64()})))})
+    write(tmp_path, "1", {"y": pa.array(values, pa.list_(pa.struct({"a": pa.int64()})))})
+    with pytest.raises(ConfigError, match="0 and 1 have different columns"):
+        read_source(LakePath(f"file://{tmp_path}"))
+
+
+@pytest.mark.parametrize("columns", [1, 1_500])
+def test_footers_of_any_length_are_read(tmp_path: Path, columns: int) -> None:
+    """A long footer takes a second request, and that of the next file one."""
+    table = {f"column{number:04}": pa.array([1, 2, 3]) for number in range(columns)}
+    for name in "abc":
+        write(tmp_path, name, table, row_group_size=1)
+    found = read_source(LakePath(f"file://{tmp_path}"))
+    assert [file.groups for file in found.files] == [(1, 1, 1)] * 3
+    assert found.row_bytes == 8 * columns
+    sizes = [(tmp_path / name).stat().st_size for name in "abc"]
+    assert [file.size for file in found.files] == sizes
+    assert columns == 1 or min(sizes) > 64 * 1024

@@ -91,7 +91,7 @@ def feed(home: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Make:
             paths = {**paths, **{datasets.label(n): url for n, url in places.items()}}
         shape = ExecutorShape(1, 1, 512, 4608)
         plan = LaunchPlan(GangSpec("fit", workers=workers), workers, 1, shape, "q", {}, paths)
-        application = cast(GangApplication, SimpleNamespace(should_keep_data=keeps))
+        application = cast(GangApplication, SimpleNamespace(should_keep_data=keeps, user="alice"))
         board = GangBoard("fit-1", workers, 1, Shielded(told))
         told.boards.append(board)
         return StagedData(datasets, plan, application, board, cancelled or threading.Event())
