@@ -41,6 +41,7 @@ class FooterFacts(NamedTuple):
         modified: milliseconds since the epoch, by the file system's clock.
         groups: number of rows of each row group.
         row_bytes: bytes of all rows in memory.
+        list_lengths: from `sizes.FooterSizes`.
         refused, instants: as in `source.ParquetSource`, of this file.
     """
 
@@ -49,6 +50,7 @@ class FooterFacts(NamedTuple):
     modified: int
     groups: tuple[int, ...]
     row_bytes: int
+    list_lengths: tuple[int, ...]
     refused: Mapping[str, str]
     instants: tuple[str, ...]
 
@@ -86,7 +88,10 @@ class FooterCache:
             content = json.loads(path.read_bytes())
             if content["version"] != _VERSION or content["url"] != url:
                 return None
-            kinds = [(dict(refused), tuple(instants)) for refused, instants in content["kinds"]]
+            kinds = [
+                (tuple(lengths), dict(refused), tuple(instants))
+                for lengths, refused, instants in content["kinds"]
+            ]
             files = {
                 name: FooterFacts(name, size, modified, tuple(groups), row_bytes, *kinds[kind])
                 for name, size, modified, groups, row_bytes, kind in content["files"]
@@ -114,7 +119,7 @@ class FooterCache:
         for facts in files:
             if facts.modified > settled:
                 continue
-            kind = [facts.refused, facts.instants]
+            kind = [facts.list_lengths, facts.refused, facts.instants]
             # Nearly always, all files have the same.
             if not kinds or kinds[-1] != kind:
                 kinds.append(kind)

@@ -445,7 +445,7 @@ class _PassReader:
         self._are_views = request.seed is None and all(c.is_view for c in request.columns)
         self._capacity = _AHEAD
         if request.seed is not None:
-            window = window_rows(shard.arrow_schema, shard.row_bytes)
+            window = window_rows(shard.arrow_schema, shard.row_bytes, shard.has_even_lists)
             size = block_bytes(request.columns, request.size, window, shard.row_bytes)
             self._capacity = max(1, min(_AHEAD_SHUFFLED, _AHEAD_BYTES // size))
         # The current or next pass, if any. One thread at a time changes the deque.

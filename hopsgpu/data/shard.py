@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hopsgpu.errors import StoreError
 
-_VERSION = 2
+_VERSION = 3
 
 
 class Slice(NamedTuple):
@@ -48,7 +48,7 @@ class Shard:
     Attributes:
         url: URL of the directory, or of the one file.
         files: the files that have rows of the shard.
-        row_bytes, schema, refused: as in `source.ParquetSource`.
+        row_bytes, schema, refused, has_even_lists: as in `source.ParquetSource`.
     """
 
     url: str
@@ -57,6 +57,7 @@ class Shard:
     row_bytes: int
     schema: bytes
     refused: Mapping[str, str] = field(default_factory=dict)
+    has_even_lists: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -77,6 +78,7 @@ class Shard:
             "row_bytes": self.row_bytes,
             "schema": base64.b64encode(self.schema).decode(),
             "refused": dict(self.refused),
+            "has_even_lists": self.has_even_lists,
         }
         return json.dumps(content, separators=(",", ":")).encode()
 
@@ -98,6 +100,7 @@ class Shard:
                 row_bytes=content["row_bytes"],
                 schema=base64.b64decode(content["schema"]),
                 refused=dict(content["refused"]),
+                has_even_lists=bool(content["has_even_lists"]),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(

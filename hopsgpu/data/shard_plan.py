@@ -195,7 +195,7 @@ def plan_epoch(
     shards = plan_shards(source, ranks, remainder=remainder, seed=seed)
     if not legs:
         return EpochPlan(shards)
-    window = window_rows(source.arrow_schema, source.row_bytes)
+    window = window_rows(source.arrow_schema, source.row_bytes, source.has_even_lists)
     rest = _row_groups([file.groups for file in source.files])
     is_over = False
     for number, leg in enumerate(legs):
@@ -273,4 +273,5 @@ def _shard(source: ParquetSource, share: Sequence[Slice]) -> Shard:
         row_bytes=source.row_bytes,
         schema=source.schema,
         refused=source.refused,
+        has_even_lists=source.has_even_lists,
     )

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hopsgpu.data.shard import Slice
-from hopsgpu.data.sizes import fixed_bytes
+from hopsgpu.data.sizes import fixed_bytes, leaf_types
 from hopsgpu.units import MIB
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 # Increase this number whenever seed and epoch determine another order: positions of checkpoints
 # then mean other rows.
-ORDER_VERSION = 3
+ORDER_VERSION = 4
 # A piece of this size is full.
 _PIECE_BYTES = 64 * MIB
 # Number of pieces from which a window takes strips in turn.
@@ -108,16 +108,24 @@ class Strip(NamedTuple):
     rows: int
 
 
-def window_rows(schema: Any, row_bytes: int) -> int:
+def window_rows(schema: Any, row_bytes: int, has_even_lists: bool) -> int:
     """Return the number of rows of a window.
 
     Args:
         schema: schema of all columns: the order must not depend on which of them are read.
         row_bytes: estimated bytes of a row.
+        has_even_lists: whether the lists of each column have one length.
     """
-    widths = [fixed_bytes(field.type) for field in schema]
-    limit = _WINDOW_ROWS if None not in widths else _WINDOW_ROWS_VARIABLE
+    is_even = all(_has_even_rows(field.type, has_even_lists) for field in schema)
+    limit = _WINDOW_ROWS if is_even else _WINDOW_ROWS_VARIABLE
     return max(MIXED_PIECES, min(limit, _WINDOW_BYTES // max(1, row_bytes)))
+
+
+def _has_even_rows(kind: Any, has_even_lists: bool) -> bool:
+    """Return whether all values of an Arrow type have one size."""
+    if fixed_bytes(kind) is not None:
+        return True
+    return has_even_lists and None not in map(fixed_bytes, leaf_types(kind))
 
 
 def split_piece(piece: int, rows: int, window: int) -> Iterator[Strip]:

@@ -77,6 +77,23 @@ class FooterSizes:
                 self._columns += zip(numbers, widths, strict=True)
             self._row_bytes += width
 
+    def list_lengths(self, footer: Any) -> tuple[int, ...]:
+        """Return the number of values of each row, for each column of lists of fixed-size values.
+
+        Returns:
+            0 for a column whose lists differ in length, according to the footer. A column counts
+            as even if the rows of each row group have a whole number of values on average, which
+            is the same for all row groups. A null list and an empty list count as one value.
+        """
+        numbers = [number for number, width in self._columns if width is not None]
+        lengths: dict[int, int] = {}
+        for group in map(footer.row_group, range(footer.num_row_groups)) if numbers else ():
+            for number in numbers if group.num_rows else ():
+                length, rest = divmod(int(group.column(number).num_values), int(group.num_rows))
+                if rest or lengths.setdefault(number, length) != length:
+                    lengths[number] = 0
+        return tuple(lengths.values())
+
     def bytes_of(self, footer: Any) -> int:
         size = self._row_bytes * int(footer.num_rows)
         if self._columns:

@@ -76,6 +76,8 @@ class ParquetSource:
         refused: columns with dates or timestamps that cannot be converted, with the reasons.
         instants: paths of columns whose timestamps are points in time, in UTC, although their type
             has no time zone.
+        has_even_lists: whether there are lists of fixed-size values, and those of each column have
+            one length, according to the footers.
         unchecked: URLs that might belong to a table with a transaction log, but to which access was
             denied.
     """
@@ -86,6 +88,7 @@ class ParquetSource:
     schema: bytes
     refused: Mapping[str, str] = field(default_factory=dict)
     instants: frozenset[str] = frozenset()
+    has_even_lists: bool = False
     unchecked: tuple[str, ...] = ()
 
     @property
@@ -104,7 +107,8 @@ class ParquetSource:
 def order_digest(source: ParquetSource, remainder: str, seed: int) -> str:
     """Return a digest of all that determines the rows of a rank and their order."""
     files = [(file.name, file.size, file.groups) for file in source.files]
-    order = [ORDER_VERSION, files, source.row_bytes, source.schema.hex(), remainder, seed]
+    schema = [source.schema.hex(), source.has_even_lists]
+    order = [ORDER_VERSION, files, source.row_bytes, schema, remainder, seed]
     return hashlib.sha256(json.dumps(order).encode()).hexdigest()
 
 
@@ -216,8 +220,15 @@ def _source_of(
         # Reversed, so that the first file's reason for a column remains.
         refused={name: why for file in reversed(files) for name, why in file.refused.items()},
         instants=frozenset(name for file in files for name in file.instants),
+        has_even_lists=_has_even_lists(files),
         unchecked=unchecked,
     )
+
+
+def _has_even_lists(files: Sequence[FooterFacts]) -> bool:
+    different = {file.list_lengths for file in files if sum(file.groups)}
+    lengths = different.pop() if len(different) == 1 else ()
+    return bool(lengths) and all(lengths)
 
 
 def _check_complete(lake: LakePath, status: FileStatus) -> None:
@@ -307,6 +318,7 @@ class _FooterReader:
             status.modified,
             groups,
             layout.sizes.bytes_of(footer),
+            layout.sizes.list_lengths(footer),
             refused_columns(footer, layout.schema, file.url),
             layout.instants,
         )

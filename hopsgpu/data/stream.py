@@ -113,7 +113,8 @@ class ShardStream:
         The order is that of `shuffle.first_rows`. The blocks are for batches of `size` rows; see
         `shuffle_windows`, also for `is_writeable`.
         """
-        window = window_rows(self._shard.arrow_schema, self._shard.row_bytes)
+        shard = self._shard
+        window = window_rows(shard.arrow_schema, shard.row_bytes, shard.has_even_lists)
         numbers = shuffle_items(range(len(self._pieces)), seed, epoch)
         strip_rows = window // MIXED_PIECES
         streams = (functools.partial(self._read_strips, n, columns, strip_rows) for n in numbers)

@@ -11,6 +11,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from hopsgpu.data.shard import Shard
+from hopsgpu.data.shard_plan import plan_shards
+from hopsgpu.data.shuffle import window_rows
 from hopsgpu.data.source import read_source
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake import LakePath
@@ -301,3 +304,34 @@ def test_footers_of_any_length_are_read(tmp_path: Path, columns: int) -> None:
     sizes = [(tmp_path / name).stat().st_size for name in "abc"]
     assert [file.size for file in found.files] == sizes
     assert columns == 1 or min(sizes) > 64 * 1024
+
+
+@pytest.mark.parametrize(
+    ("kind", "lengths", "is_even"),
+    [
+        (pa.list_(pa.float32()), [4, 4, 4, 4], True),
+        (pa.list_(pa.float32()), [4, 4, 4, 5], False),
+        (pa.list_(pa.float32()), [2, 2, 4, 4], False),  # in each row group there is one length
+        (pa.list_(pa.float32()), [4, 4, None, 4], False),
+        (pa.list_(pa.list_(pa.float32(), 2)), [3, 3, 3, 3], True),
+        (pa.list_(pa.string()), [4, 4, 4, 4], False),
+        (pa.int64(), None, False),
+    ],
+)
+def test_lists_of_one_length_are_shuffled_as_fixed_ones(
+    tmp_path: Path, kind: Any, lengths: list[int] | None, is_even: bool
+) -> None:
+    """Spark's type has no length, but the footers have the number of values of each row group."""
+    if lengths is None:
+        rows = pa.array([1, 2, 3, 4])
+    else:
+        value: Any = "x" if "string" in str(kind) else 1.0
+        value = [value, value] if "fixed" in str(kind) else value
+        rows = pa.array([None if n is None else [value] * n for n in lengths], kind)
+    write(tmp_path, "0", {"x": rows}, row_group_size=2)
+    found = read_source(LakePath(f"file://{tmp_path}"))
+    assert found.has_even_lists is is_even
+    (shard,) = plan_shards(found, 1)
+    assert Shard.load(shard.dump()).has_even_lists is is_even
+    window = window_rows(shard.arrow_schema, 8, shard.has_even_lists)
+    assert window == (65_536 if is_even or lengths is None else 8_192)
