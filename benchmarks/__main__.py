@@ -1,7 +1,7 @@
 """Run the benchmarks, or those that are named; print tables and write bench.json.
 
 `python -m benchmarks [release | acquisition | cold | search | warm | contention | stores | data |
-small | planning | score | script | channel | output | trials | elastic | replay | scale |
+small | planning | score | script | channel | output | images | trials | elastic | replay | scale |
 secure] …`, and `python -m benchmarks [warm | release | cold] … --master standalone`, and on
 Kubernetes the same and `ray`.
 """
@@ -24,6 +24,7 @@ from benchmarks import (
     contention,
     data,
     elastic,
+    images,
     launches,
     many_trials,
     output,
@@ -65,6 +66,7 @@ ON_CLUSTER: Mapping[str, Callable[[], object]] = {
 ALONE: Mapping[str, Callable[[], object]] = {
     "channel": channel.measure,
     "output": output.measure,
+    "images": images.measure,
     "trials": many_trials.measure,
     "elastic": elastic.measure,
     "replay": replay.measure,
