@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.cluster_managers.manager import ClusterManager
+from hopsgpu.cluster_managers.yarn.manager import YarnManager
 from hopsgpu.linux import comm
 from hopsgpu.storage.lake import LakePath
 from tests.bounds import HANG_SECONDS
@@ -33,10 +34,25 @@ pytestmark = pytest.mark.usefixtures("nothing_warmed")
 quiet = functools.partial(hopsgpu.launch, progress="off")
 
 
+def requested_totals(directory: Path, spark: SparkSession) -> list[int]:
+    """The numbers of GPU executors that Spark has requested, by the application master's log."""
+    application = spark.sparkContext.applicationId
+    (log,) = directory.glob(f"nodes/*/logs/{application}/*_01_000001/stderr")
+    # Executors of ETL have the profile 0.
+    pattern = r"total number of (\d+) executor\(s\) for resource profile id: (?!0\.)"
+    return [int(total) for total in re.findall(pattern, log.read_text())]
+
+
 def test_values_of_all_ranks_their_environment_and_their_gpus_and_what_a_person_reads_of_it(
-    spark: SparkSession, manager: ClusterManager, gpus_back: Callable[[], int], tmp_path: Path
+    spark: SparkSession,
+    manager: ClusterManager,
+    cluster_dir: Path,
+    gpus_back: Callable[[], int],
+    tmp_path: Path,
 ) -> None:
     """All GPUs are in use during the run, and back after it."""
+    is_yarn = isinstance(manager, YarnManager)  # others have no application master
+    before = len(requested_totals(cluster_dir, spark)) if is_yarn else 0
     seen: list[hopsgpu.types.RunStatus] = []
     run = hopsgpu.submit(
         who_am_i_once_told,
@@ -59,6 +75,10 @@ def test_values_of_all_ranks_their_environment_and_their_gpus_and_what_a_person_
     assert run.status().timeline.started == pytest.approx(entered, abs=5.0)
     assert not until(lambda: run.status().state != "running", 1.0)
     assert manager.gpus()[0] == 4
+    if is_yarn:
+        # By itself, Spark would have requested 1, then 3, then 4, with a second between them.
+        totals = requested_totals(cluster_dir, spark)[before:]
+        assert set(totals[: totals.index(4)]) <= {0, 1}
     (tmp_path / "return").touch()
     assert run.wait(HANG_SECONDS)
     assert gpus_become(manager, 0)
