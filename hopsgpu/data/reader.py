@@ -96,7 +96,8 @@ class LakeReader:
         self._rows = chunk_rows(schema, shard.row_bytes)
         self._widths = value_widths(shard.arrow_schema, schema.names)
         self._texts = text_columns(shard.arrow_schema, schema.names)
-        self._short_bytes = _STEP_BYTES // (self._rows * max(1, len(self._texts)))
+        # The most bytes of a column of strings that are decoded at a time.
+        self._text_bytes = _STEP_BYTES // max(1, len(self._texts))
         self._fetcher = Fetcher(shard, schema.names, max_bytes)
         self._files = shard.files
         self._threads = ThreadPoolExecutor(CONCURRENT_FETCHES, "hopsgpu-data-fetch")
@@ -159,7 +160,12 @@ class LakeReader:
             file = functools.partial(parquet_file, handle, fetched.footer, buffer)
             with store_errors("read", fetched.lake.url):
                 encoded = dictionary_columns(
-                    file, facts, group, self._texts, self._short_bytes, _STEP_BYTES
+                    file,
+                    facts,
+                    group,
+                    self._texts,
+                    self._text_bytes // self._rows,
+                    self._text_bytes,
                 )
                 batches = file(encoded).iter_batches(
                     self._rows_of(facts),
