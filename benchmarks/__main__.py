@@ -1,4 +1,7 @@
-"""Run the benchmarks, or those that are named; print tables and write bench.json.
+"""Run the benchmarks, or those that are named; print tables, write bench.json and bench.md.
+
+The page bench.md has the tables, and what became worse since the run that is committed as
+benchmarks/committed.json; `--commit` replaces that run's figures by those of this run.
 
 `python -m benchmarks [release | acquisition | cold | search | warm | contention | stores | data |
 small | planning | score | script | channel | output | images | trials | elastic | replay | scale |
@@ -9,10 +12,12 @@ Kubernetes the same and `ray`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -40,11 +45,13 @@ from benchmarks import (
     stores,
     warm,
 )
+from benchmarks.report import Recorder, compare, make_page
 from hopsgpu import devcluster
 from hopsgpu.devcluster.config import ClusterSpec
 from hopsgpu.devcluster.layout import node_names
 from hopsgpu.devcluster.standalone import GPU_RESOURCE
 
+COMMITTED = Path(__file__).with_name("committed.json")
 MASTERS = ("yarn", "standalone", "kubernetes")
 # Which of them want an application of ours, a cluster, or neither.
 IN_SESSION: Mapping[str, Callable[[SparkSession], object]] = {
@@ -85,8 +92,12 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("names", nargs="*", metavar="NAME", help="a benchmark; by default all")
     parser.add_argument("--master", choices=MASTERS, default="yarn")
+    parser.add_argument(
+        "--commit",
+        action="store_true",
+        help=f"write the figures to {COMMITTED.name}, with which later runs are compared",
+    )
     options = parser.parse_args(arguments)
-    is_standalone = options.master == "standalone"
     names: list[str] = options.names
     is_on_yarn = options.master == "yarn"
     is_kubernetes = options.master == "kubernetes"
@@ -97,7 +108,27 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(
             f"no such benchmark{where}: {', '.join(sorted(unknown))}; there are {', '.join(known)}"
         )
-    wanted = set(names or known)
+    recorder, began = Recorder(sys.stdout), time.monotonic()
+    with contextlib.redirect_stdout(recorder):
+        figures = _measure(set(names or known), options.master)
+    seconds = time.monotonic() - began
+    earlier = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else {}
+    of_master = earlier.get(options.master)
+    changes = None if of_master is None else compare(figures, of_master)
+    Path("bench.json").write_text(json.dumps(figures, indent=1) + "\n")
+    Path("bench.md").write_text(make_page(recorder.text, changes, seconds))
+    print("\nwritten to bench.json and bench.md")
+    for change in changes or ():
+        if change.is_worse:
+            print(f"worse: {change.name}: {change.now:.4g}, before {change.before:.4g}")
+    if options.commit:
+        earlier[options.master] = {**(of_master or {}), **figures}
+        COMMITTED.write_text(json.dumps(earlier, indent=1) + "\n")
+        print(f"committed.json has the figures of {', '.join(figures)}")
+
+
+def _measure(wanted: set[str], master: str) -> dict[str, object]:
+    is_standalone, is_kubernetes = master == "standalone", master == "kubernetes"
     figures: dict[str, object] = {}
     on_cluster = {**ON_CLUSTER, **ON_KUBERNETES}
     if wanted & {*IN_SESSION, *on_cluster}:
@@ -117,8 +148,7 @@ def main(arguments: Sequence[str]) -> None:
             finally:
                 devcluster.down(state)
     figures |= {name: work() for name, work in ALONE.items() if name in wanted}
-    Path("bench.json").write_text(json.dumps(figures, indent=1) + "\n")
-    print("\nwritten to bench.json")
+    return figures
 
 
 def _numbered_gpus(directory: Path) -> dict[str, object]:
