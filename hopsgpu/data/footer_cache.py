@@ -1,7 +1,7 @@
 """Facts from the footers of Parquet files, on this machine's disk, for later launches of a user.
 
-A launch on a table that it knows lists the files, and reads the footers of those whose length or
-time of modification has changed, and of new ones.
+A launch on a known table lists its files. It reads the footers of new files, and of files whose
+length or time of modification has changed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hopsgpu.core.bounded_reads import read_file
 from hopsgpu.core.cache_directory import cache_directory
-from hopsgpu.errors import ConfigError
+from hopsgpu.errors import ConfigError, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +84,7 @@ class FooterCache:
         if path is None:
             return None
         try:
-            if path.stat().st_size > _MAX_BYTES:
-                return None
-            content = json.loads(path.read_bytes())
+            content = json.loads(read_file(path, _MAX_BYTES))
             if content["version"] != _VERSION or content["url"] != url:
                 return None
             kinds = [
@@ -100,7 +99,7 @@ class FooterCache:
             return TableFacts(base64.b64decode(content["schema"]), files)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        except (OSError, StoreError, ValueError, KeyError, TypeError, IndexError) as error:
             log.info("the cached facts of %s cannot be used, all footers are read: %s", url, error)
             return None
 

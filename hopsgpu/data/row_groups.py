@@ -105,9 +105,9 @@ class Fetcher:
         import pyarrow as pa
 
         with self._lock:
-            known = self._small_files.get(number)
-        if known is not None:
-            return known
+            latest = self._small_files.get(number)
+        if latest is not None:
+            return latest
         # One byte more than there was, so that a file that has grown is noticed.
         content = lake.range(0, planned.size + 1)
         _check_unchanged(len(content), planned, lake)

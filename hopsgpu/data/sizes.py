@@ -81,9 +81,9 @@ class FooterSizes:
         """Return the number of values of each row, for each column of lists of fixed-size values.
 
         Returns:
-            0 for a column whose lists differ in length, according to the footer. A column counts
-            as even if the rows of each row group have a whole number of values on average, which
-            is the same for all row groups. A null list and an empty list count as one value.
+            0 for a column whose lists differ in length, according to the footer. Lists count as
+            equally long if the average length is a whole number, and is the same in all row
+            groups. A null list and an empty list count as one value.
         """
         numbers = [number for number, width in self._columns if width is not None]
         lengths: dict[int, int] = {}

@@ -156,12 +156,12 @@ def read_source(
             " and names that begin with '_' or '.' do not count)"
         )
     lake.with_client()
-    known = cache.load(lake.url) if cache is not None else None
-    facts = {} if known is None else _unchanged(known.files, listed)
+    earlier = cache.load(lake.url) if cache is not None else None
+    facts = {} if earlier is None else _select_unchanged(earlier.files, listed)
     unread = [(name, entry) for name, entry in listed.items() if name not in facts]
     log.debug("reads the footers of %d of %d files in %s", len(unread), len(listed), lake.url)
     first = next(iter(facts), "")
-    schema: Any = _load_schema(known.schema) if known is not None and facts else None
+    schema: Any = _load_schema(earlier.schema) if earlier is not None and facts else None
     with contextlib.closing(_read_footers(lake, unread)) as footers:
         for number, (read, other) in enumerate(footers, 1):
             if schema is None:
@@ -189,13 +189,13 @@ def read_source(
     return source
 
 
-def _unchanged(
-    known: Mapping[str, FooterFacts], listed: Mapping[str, FileStatus]
+def _select_unchanged(
+    earlier: Mapping[str, FooterFacts], listed: Mapping[str, FileStatus]
 ) -> dict[str, FooterFacts]:
     return {
         name: facts
         for name, status in listed.items()
-        if (facts := known.get(name)) is not None
+        if (facts := earlier.get(name)) is not None
         and (facts.size, facts.modified) == (status.size, status.modified)
     }
 
@@ -281,7 +281,7 @@ def _check_partition(lake: LakePath, directory: LakePath) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What files with the same layout have in common.
+    """Properties that files with the same layout have in common.
 
     Attributes:
         schema: the files' schema, without properties that may differ.
@@ -298,7 +298,7 @@ class _FooterReader:
     def __init__(self, lake: LakePath) -> None:
         self._lake = lake
         self._tail_bytes = _MIN_TAIL_BYTES
-        # To convert a schema takes longer than to read a footer.
+        # The conversion of a schema takes longer than the read of a footer.
         self._layout_of = functools.lru_cache(_LAYOUTS)(_make_layout)
 
     def read(self, name: str, status: FileStatus) -> tuple[FooterFacts, Any]:
