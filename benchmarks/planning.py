@@ -12,7 +12,6 @@ import resource
 import statistics
 import tempfile
 import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import fs, parquet
 
-from benchmarks.data import scratch
-from benchmarks.readers import arrow_files, run_readers
+from benchmarks.readers import arrow_files, run_readers, table_places, write_copies
 from benchmarks.table import heading, row
 from hopsgpu.data.footer_cache import FooterCache
 from hopsgpu.data.shard_plan import plan_shards
@@ -36,7 +34,6 @@ _RANKS = 8
 # What a reader of a file with less would read whole.
 _FILE_BYTES = 300_000
 _MODULE = "benchmarks.planning"
-_WRITERS = 16
 
 
 def measure(files: int = _FILES, rounds: int = _ROUNDS) -> dict[str, dict[str, list[float]]]:
@@ -46,11 +43,8 @@ def measure(files: int = _FILES, rounds: int = _ROUNDS) -> dict[str, dict[str, l
         For each lake, the seconds and MiB of memory of each reader, and the most bytes of a rank,
         in each round.
     """
-    with tempfile.TemporaryDirectory() as local, scratch() as lake:
-        lakes = {"local disk": LakePath(f"file://{local}/table")}
-        if lake.url.startswith("hdfs:"):
-            lakes["HDFS"] = lake / uuid.uuid4().hex
-        return {name: _measured(name, table, files, rounds) for name, table in lakes.items()}
+    with table_places() as places:
+        return {name: _measured(name, lake, files, rounds) for name, lake in places.items()}
 
 
 def _measured(name: str, lake: LakePath, files: int, rounds: int) -> dict[str, list[float]]:
@@ -88,11 +82,7 @@ def _write(lake: LakePath, files: int) -> None:
     content = sink.getvalue().to_pybytes()
     footer = int.from_bytes(content[-8:-4], "little") + 8
     content = content[:-footer] + bytes(max(0, _FILE_BYTES - len(content))) + content[-footer:]
-    lake.make()
-    with ThreadPoolExecutor(_WRITERS) as threads:
-        names = (f"part-{number:05}.parquet" for number in range(files))
-        for _ in threads.map(lambda name: (lake / name).write(content), names):
-            pass
+    write_copies(lake, content, files)
 
 
 def _read_with_pyarrow(url: str) -> dict[str, float]:

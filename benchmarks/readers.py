@@ -1,15 +1,26 @@
-"""Readers of a table, each in a process of its own, so that CPU and memory are its own."""
+"""Tables on a local disk and on HDFS, and their readers, each in a process of its own.
+
+CPU and memory are then the reader's own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fsspec.core import url_to_fs
 from pyarrow import fs
+
+from benchmarks.data import scratch
+from hopsgpu.storage.lake import LakePath
+
+_WRITERS = 16
 
 
 def run_readers(module: str, commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
@@ -30,3 +41,22 @@ def arrow_files(url: str) -> tuple[Any, str]:
     if url.startswith("file:"):
         return fs.LocalFileSystem(), path
     return fs.PyFileSystem(fs.FSSpecHandler(system)), path
+
+
+@contextlib.contextmanager
+def table_places() -> Iterator[dict[str, LakePath]]:
+    """Provide a directory on the local disk, and one on HDFS if the environment names an HDFS."""
+    with tempfile.TemporaryDirectory() as local, scratch() as lake:
+        places = {"local disk": LakePath(f"file://{local}/table")}
+        if lake.url.startswith("hdfs:"):
+            places["HDFS"] = lake / "table"
+        yield places
+
+
+def write_copies(lake: LakePath, content: bytes, files: int) -> None:
+    """Write a Parquet file some number of times into a directory."""
+    lake.make()
+    with ThreadPoolExecutor(_WRITERS) as threads:
+        names = (f"part-{number:05}.parquet" for number in range(files))
+        for _ in threads.map(lambda name: (lake / name).write(content), names):
+            pass

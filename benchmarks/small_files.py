@@ -7,22 +7,18 @@ other work hardly changes them.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import statistics
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import dataset, parquet
 
-from benchmarks.data import scratch
-from benchmarks.readers import arrow_files, run_readers
+from benchmarks.readers import arrow_files, run_readers, table_places, write_copies
 from benchmarks.table import heading, row
 from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.shard import Shard
@@ -37,7 +33,6 @@ _BATCH = 1024
 _RANKS = 2
 _ROUNDS = 5
 _MODULE = "benchmarks.small_files"
-_WRITERS = 16
 # However full the disk is.
 _CACHE_BYTES = 1024**3
 
@@ -49,14 +44,8 @@ def measure(files: int = _FILES, rounds: int = _ROUNDS) -> dict[str, dict[str, l
         For each lake, the CPU seconds and the seconds of pyarrow's dataset, of all ranks' first
         epochs, and of their later epochs, in each round.
     """
-    with tempfile.TemporaryDirectory() as local:
-        places = {"local disk": contextlib.nullcontext(LakePath(f"file://{local}/small"))}
-        with contextlib.ExitStack() as stack:
-            lakes = {name: stack.enter_context(lake) for name, lake in places.items()}
-            on_hdfs = stack.enter_context(scratch())
-            if on_hdfs.url.startswith("hdfs:"):
-                lakes["HDFS"] = on_hdfs / uuid.uuid4().hex
-            return {name: _measured(name, lake, files, rounds) for name, lake in lakes.items()}
+    with table_places() as places:
+        return {name: _measured(name, lake, files, rounds) for name, lake in places.items()}
 
 
 def _measured(name: str, lake: LakePath, files: int, rounds: int) -> dict[str, list[float]]:
@@ -91,16 +80,11 @@ def _measured(name: str, lake: LakePath, files: int, rounds: int) -> dict[str, l
 
 
 def _write(lake: LakePath, files: int) -> None:
-    lake.make()
     values = np.random.default_rng(0).random((_ROWS, _WIDTH), dtype=np.float32)
     lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), _WIDTH)
     sink = pa.BufferOutputStream()
     parquet.write_table(pa.table({"x": lists, "y": np.arange(_ROWS)}), sink)
-    content = sink.getvalue().to_pybytes()
-    with ThreadPoolExecutor(_WRITERS) as threads:
-        names = (f"part-{number:05}.parquet" for number in range(files))
-        for _ in threads.map(lambda name: (lake / name).write(content), names):
-            pass
+    write_copies(lake, sink.getvalue().to_pybytes(), files)
 
 
 def _read_dataset(url: str) -> Iterator[int]:
